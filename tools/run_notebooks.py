@@ -1,0 +1,96 @@
+"""Run notebooks from top to bottom and store their outputs.
+
+    python tools/run_notebooks.py [--flags "slow cuda"] [NAME ...]
+
+Cells flagged slow, cuda or bench (`tst_flags` in settings.ini) keep the outputs they have, unless
+--flags names their flag. What goes to stderr (progress bars, warnings) is not stored. NAME is a
+notebook or the beginning of its name: `02`, `02_batch_finder`, `nbs/02_batch_finder.ipynb`.
+"""
+import argparse, json, os, sys, time
+from configparser import ConfigParser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WIDGET = 'application/vnd.jupyter.widget-view+json'
+WARN_BYTES = 1_000_000
+
+
+def find(names=()):
+    "The notebooks that nbdev takes, or those of them whose name begins with one of `names`"
+    every = sorted(p for p in (ROOT/'nbs').glob('*.ipynb') if p.name[0] not in '_.')
+    if not names: return every
+    chosen = {name: [p for p in every if p.stem.startswith(Path(name).stem)] for name in names}
+    if missing := [name for name, found in chosen.items() if not found]:
+        raise SystemExit(f"no notebook for {', '.join(missing)}; there are {', '.join(p.stem for p in every)}")
+    return sorted({p for found in chosen.values() for p in found})
+
+
+def tst_flags():
+    config = ConfigParser(delimiters=['='])
+    config.read(ROOT/'settings.ini', encoding='utf-8')
+    return set(config['DEFAULT']['tst_flags'].split())
+
+
+def runs(cell, skip):
+    "Does nbdev run `cell` when the flags `skip` are not asked for?"
+    from fastcore.basics import AttrDict
+    from nbdev.process import extract_directives
+    if cell['cell_type'] != 'code': return False
+    found = extract_directives(AttrDict(source=''.join(cell['source'])), remove=False)
+    return not (skip & found.keys()) and found.get('eval:', [''])[0].lower() != 'false'
+
+
+def tidy(cell):
+    "Drop progress bars and whatever went to stderr; return what of it was no progress bar"
+    kept, said = [], []
+    for output in cell['outputs']:
+        if output['output_type'] == 'stream' and output['name'] == 'stderr':
+            if not any(mark in output['text'] for mark in ('\r', '%|', 'it/s')): said.append(output['text'].strip())
+        elif WIDGET not in output.get('data', {}): kept.append(output)
+    cell['outputs'] = kept
+    return said
+
+
+def clean(nb):
+    "`nb` as `nbdev_clean` would leave it, without widget state"
+    from nbdev.clean import clean_nb
+    from nbdev.config import get_config
+    nb['metadata'].pop('widgets', None)
+    clean_nb(nb, clean_ids=get_config(path=ROOT).clean_ids)
+    return json.dumps(nb, sort_keys=True, indent=1, ensure_ascii=False) + '\n'
+
+
+def run(path, skip):
+    "Run the notebook at `path`, and write it when every cell passed"
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+    start, count = time.time(), 0
+    nb = nbformat.read(path, as_version=4)
+    client = NotebookClient(nb, timeout=None, kernel_name='python3', coalesce_streams=True,
+                            extra_arguments=['--IPKernelApp.log_level=ERROR'],
+                            resources={'metadata': {'path': str(path.parent)}})
+    with client.setup_kernel():
+        for index, cell in enumerate(nb.cells):
+            if not runs(cell, skip) or not cell.source.strip(): continue
+            try: client.execute_cell(cell, index)
+            except CellExecutionError as error: raise SystemExit(f"{path.name}, cell {cell.id}:\n{error}") from None
+            for text in tidy(cell): print(f'  {path.name}, cell {cell.id}, not stored: {text}', file=sys.stderr)
+            count += 1
+    text = clean(json.loads(nbformat.writes(nb)))
+    if str(ROOT) in text: print(f'  {path.name}: the outputs name the folder {ROOT}', file=sys.stderr)
+    if len(text) > WARN_BYTES: print(f'  {path.name}: {len(text)/1e6:.1f} MB', file=sys.stderr)
+    path.write_text(text, 'utf-8')
+    print(f'{path.name}: {count} cells, {time.time() - start:.0f} s', flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('names', nargs='*', metavar='NAME')
+    parser.add_argument('--flags', default='', help='space separated flags whose cells are run as well')
+    args = parser.parse_args()
+    os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+    for path in find(args.names): run(path, tst_flags() - set(args.flags.split()))
+
+
+if __name__ == '__main__': main()
