@@ -8,7 +8,7 @@ __all__ = ['LAYOUTS', 'InputError', 'read_frame', 'missing_rows', 'parse_labels'
            'padded_tokens', 'real_tokens']
 
 # %% ../nbs/02a_data.ipynb #d91b5acb
-import json, math
+import gzip, json, lzma, math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,6 +28,8 @@ def _first(numbers, at_most=3):
     return f"row{'s' if len(numbers) > 1 else ''} {shown}{', ...' if len(numbers) > at_most else ''}"
 
 # %% ../nbs/02a_data.ipynb #f2e2dcf8
+_OPENERS = {'.gz': gzip.open, '.xz': lzma.open}
+
 def _json_lines(path, opener):
     rows = []
     with opener(path, 'rt', encoding='utf-8') as file:
@@ -40,18 +42,18 @@ def _json_lines(path, opener):
     return pd.DataFrame(rows)
 
 def _read_file(path):
-    import gzip
-    name = path.name.lower().removesuffix('.gz')
-    opener = gzip.open if path.name.lower().endswith('.gz') else open
+    name = path.name.lower()
+    packed = next((end for end in _OPENERS if name.endswith(end)), '')
+    name, opener = name.removesuffix(packed), _OPENERS.get(packed, open)
     if name.endswith(('.jsonl', '.ndjson')): return _json_lines(path, opener)
     if name.endswith('.parquet'): return pd.read_parquet(path)
     if name.endswith(('.csv', '.tsv')):
         return pd.read_csv(path, sep='\t' if name.endswith('.tsv') else ',', dtype=str, keep_default_na=False)
-    raise InputError(f'{path}: unknown kind of file; expected .csv, .tsv, .jsonl (each also .gz) or .parquet')
+    raise InputError(f'{path}: unknown kind of file; expected .csv, .tsv, .jsonl (each also .gz or .xz) or .parquet')
 
 # %% ../nbs/02a_data.ipynb #3f823e82
 def read_frame(
-    path: str | Path # .csv, .tsv or .jsonl (also .gz), or .parquet
+    path: str | Path # .csv, .tsv or .jsonl (also .gz or .xz), or .parquet
 ) -> pd.DataFrame: # one line a row, at least one
     "The table in a file. Raises `InputError` that names the file when it is missing, empty or not readable."
     path = Path(path)
@@ -59,7 +61,7 @@ def read_frame(
     try: frame = _read_file(path)
     except InputError: raise
     except pd.errors.EmptyDataError: frame = pd.DataFrame()
-    except (OSError, EOFError, UnicodeDecodeError, ImportError, ValueError) as exc:
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError, ImportError, ValueError) as exc:
         raise InputError(f'{path}: cannot be read ({str(exc).splitlines()[0][:200]})') from None
     if not len(frame): raise InputError(f'{path}: no rows; expected a header and at least a few rows' if frame.columns.size else f'{path}: the file is empty')
     return frame

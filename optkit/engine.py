@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fastcore.basics import patch
 
 from .batch_finder import BatchPlan, find_batch_size
 from .data import InputError, MicroBatch, TokenStore, batch_of
@@ -142,9 +143,6 @@ class Engine:
         self.reset()
 
     def _copy(self): return {k: v.detach().clone() for k, v in self.model.state_dict(keep_vars=True).items()}
-
-# %% ../nbs/02b_engine.ipynb #168585dc
-from fastcore.basics import patch
 
 # %% ../nbs/02b_engine.ipynb #c94c91c5
 @torch.no_grad()

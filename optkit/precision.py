@@ -143,7 +143,7 @@ class Precision:
     def __repr__(self): return '\n'.join(f'{k + ":":11}{v}' for k, v in self._rows())
     def _repr_html_(self): return html_table(self._rows(), 'Precision')
 
-
+# %% ../nbs/01_precision.ipynb #5e0f185e
 def choose_precision(hw,                   # a `Hardware`
                      prefer=None,          # 'bf16', 'fp16' or 'fp32' to override the format
                      tf32=None,            # True or False to override TF32

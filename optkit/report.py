@@ -419,7 +419,7 @@ def _ladder_words(ladder):
     steps = [o for o in _steps(ladder) if _interval(o.get('ratio'))]
     if not steps: return 'No row of the ladder was measured beside the baseline.'
     name, last = _rows(ladder)[0].get('baseline') or 'baseline', steps[-1]
-    name = '' if name == 'baseline' else f", '{name}',"
+    name = '' if name == 'baseline' else f" '{name}'"
     middle, low, high = _interval(last['ratio'])
     words = f"With every row of the ladder on, a training step is {_factor(middle)} times as fast as the baseline{name} ({_level(ladder)} {_factor(low)} to {_factor(high)}), on {_where(ladder.get('provenance') or {})}."
     if low <= 1 <= high: words += ' That is no difference from the baseline that the measurement could show.'

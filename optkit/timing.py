@@ -115,19 +115,19 @@ def median_ratio(ratios,           # one a round
     k = max(sign_rank(n, alpha), 1)
     return Ratio(float(np.median(x)), float(min(low, x[k - 1])), float(max(high, x[n - k])))
 
-# %% ../nbs/00a_timing.ipynb #4444c68f
+# %% ../nbs/00a_timing.ipynb #5ca2c926
 def looks(min_rounds, max_rounds, confidence):
-    "After which rounds to look, and the confidence that each look needs so that all hold together"
-    first = min_rounds
-    while first <= max_rounds:
+    "After which rounds to look, and the confidence of an early look and of the end, so that all hold together"
+    first, miss = min_rounds, 1 - confidence
+    while first < max_rounds:
         rounds = [first]
         while rounds[-1] < max_rounds: rounds.append(min(max_rounds, math.ceil(rounds[-1] * 1.3)))
-        each = (1 - confidence) / len(rounds)
-        if sign_rank(first, each): return rounds, 1 - each
+        early = miss / 3 / (len(rounds) - 1)
+        if sign_rank(first, early): return rounds, 1 - early, 1 - miss * 2 / 3
         first += 1
-    return [max_rounds], confidence
+    return [max_rounds], confidence, confidence
 
-# %% ../nbs/00a_timing.ipynb #76eb8029
+# %% ../nbs/00a_timing.ipynb #653dc716
 @dataclass(frozen=True)
 class Variant:
     "Something to time: `step(round)` does the work once"
@@ -135,7 +135,7 @@ class Variant:
     step: Callable[[int], None]
     setup: Callable[[], None] | None = None  # once before everything; its time is kept apart
 
-
+# %% ../nbs/00a_timing.ipynb #e0b585cd
 @dataclass(frozen=True, repr=False)
 class Comparison:
     "What `compare` measured; `names[0]` is the baseline"
@@ -145,7 +145,7 @@ class Comparison:
     rounds: int
     warm_up: int          # rounds before them, not counted
     confidence: float     # that an interval holds, over all looks
-    each: float = .99     # confidence of one look
+    each: float = .99     # confidence of the look at which it stopped, for one interval
     seed: int = 0
     setup_seconds: dict = field(default_factory=dict)    # name: seconds of its setup
     warm_up_seconds: dict = field(default_factory=dict)  # name: seconds of its burn-in, where compilation shows
@@ -201,7 +201,7 @@ def order(names, number):  # of the round, from 0
     turned = names[shift:] + names[:shift]
     return turned[::-1] if number // len(names) % 2 else turned
 
-# %% ../nbs/00a_timing.ipynb #1a8a3b6d
+# %% ../nbs/00a_timing.ipynb #76a1c47e
 def _check(variants, burn_in, min_rounds, max_rounds, width, confidence):
     names = [v.name for v in variants]
     if twice := {n for n in names if names.count(n) > 1}: raise ValueError(f'names used twice: {sorted(twice)}')
@@ -231,16 +231,16 @@ def compare(baseline, *variants,      # each a `Variant`
     seconds = {v.name: [] for v in variants}
     gc.collect(1)
     gc.disable()
-    try: stopped = _rounds({v.name: v for v in variants}, seconds, timed, plan, burn_in, budget_s, width, seed, progress, clock)
+    try: stopped, each = _rounds({v.name: v for v in variants}, seconds, timed, plan, burn_in, budget_s, width, seed, progress, clock)
     finally:
         if collecting: gc.enable()
     done = len(seconds[baseline.name])
-    return Comparison(tuple(seconds), seconds, stopped, done, burn_in, min(confidence, 1 - 2. ** (1 - done)), plan[1], seed, *before)
+    return Comparison(tuple(seconds), seconds, stopped, done, burn_in, min(confidence, 1 - 2. ** (1 - done)), each, seed, *before)
 
-# %% ../nbs/00a_timing.ipynb #8230af3d
+# %% ../nbs/00a_timing.ipynb #9ced0922
 def _rounds(variants, seconds, timed, plan, burn_in, budget_s, width, seed, progress, clock):
-    "Fill `seconds` round by round; returns why it stopped"
-    (rounds, each), (base, *others), start = plan, variants, clock()
+    "Fill `seconds` round by round; returns why it stopped, and the confidence of the look at which it did"
+    (rounds, early, end), (base, *others), start = plan, variants, clock()
     with tqdm(total=rounds[-1], desc='rounds', disable=not progress, leave=False) as bar:
         for done in range(1, rounds[-1] + 1):
             for name in order(variants, done - 1):
@@ -249,14 +249,13 @@ def _rounds(variants, seconds, timed, plan, burn_in, budget_s, width, seed, prog
                 seconds[name].append(spent)
             bar.update()
             gc.collect(1)
-            if done in rounds:
-                ratios = [median_ratio(np.divide(seconds[base], seconds[n]), each, seed) for n in others]
-                if all(r.width <= width for r in ratios) and sign_rank(done, 1 - each):
-                    return f'every interval within {width:.1%} of its ratio'
+            if done in rounds[:-1]:
+                ratios = [median_ratio(np.divide(seconds[base], seconds[n]), early, seed) for n in others]
+                if all(r.width <= width for r in ratios): return f'every interval within {width:.1%} of its ratio', early
             elapsed = clock() - start
             if done < rounds[-1] and elapsed * (done + 1) / done > budget_s:
-                return f'budget of {budget_s:g} s spent after {done} rounds'
-    return f'{rounds[-1]} rounds done'
+                return f'budget of {budget_s:g} s spent after {done} rounds', end
+    return f'{rounds[-1]} rounds done', end
 
 # %% ../nbs/00a_timing.ipynb #966a0c41
 class SimulatedClock:
@@ -338,7 +337,7 @@ def record(comparison, name,                               # of a variant in it
                   mfu=mfu(flops, float(np.median(seconds)), peak), seconds=quantiles(seconds), repeats=comparison.rounds, warm_up=comparison.warm_up,
                   **dict(peak_bytes=comparison.peak_bytes.get(name)) | rest)
 
-
+# %% ../nbs/00a_timing.ipynb #458a0255
 def save_records(path, records,     # `Record`s, or dicts with their fields
                  hardware, command,  # that reproduces them
                  **extra):          # more provenance: workload, seed, ...

@@ -14,6 +14,7 @@ from html import escape
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 from tqdm.auto import tqdm
 
 from .data import InputError, TokenStore, real_tokens, steps
@@ -173,9 +174,7 @@ class Trainer:
         loss = torch.stack(losses).sum().item() / len(rows) # the only wait of the epoch
         return loss, done, tokens, time.perf_counter() - start, lr
 
-# %% ../nbs/03_trainer.ipynb #3f8a0539
-from fastcore.basics import patch
-
+# %% ../nbs/03_trainer.ipynb #848db354
 @patch
 def epochs(self: Trainer,
     train: np.ndarray, # row numbers to train on
@@ -223,6 +222,22 @@ def fit(self: Trainer,
     self.engine.restore_best()
     done = len(history) * math.ceil(len(train) / self.config.effective_batch)
     return FitResult(best.score, best.epoch, tuple(history), len(history) < self.config.epochs, done, time.perf_counter() - start, self.config)
+
+# %% ../nbs/03_trainer.ipynb #2b58febf
+@patch
+def refit(self: Trainer,
+    rows: np.ndarray # row numbers to train on
+) -> list[float]: # training loss of each epoch
+    "Reset the engine and train all epochs, without evaluation and early stopping"
+    c, done, losses = self.config, 0, []
+    self.total = c.epochs * math.ceil(len(rows) / c.effective_batch)
+    self.engine.reset(c.lr, c.weight_decay, c.label_smoothing, c.seed)
+    with tqdm(total=self.total, desc='refit', unit='step', disable=not self.progress, leave=False) as bar:
+        for epoch in range(1, c.epochs + 1):
+            loss, done, *_ = self._train_epoch(rows, epoch, done, bar)
+            if not math.isfinite(loss): raise FloatingPointError(f'the loss is not a number in epoch {epoch} of the refit (lr {c.lr:g})')
+            losses.append(loss)
+    return losses
 
 # %% ../nbs/03_trainer.ipynb #d5c5827b
 def fold_runner(
