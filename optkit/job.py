@@ -31,7 +31,7 @@ from .trainer import METRICS, TrainConfig, Trainer, fold_runner, make_engine, sc
 
 # %% ../nbs/04b_job.ipynb #85b24ff5
 DEMO_DATA = Path(__file__).parent / 'data' / 'demo_mails.csv.xz' if '__file__' in globals() else Path('../optkit/data/demo_mails.csv.xz')
-DEMO_SPACE = ('lr=5e-5..1e-3:log', 'weight_decay=1e-3..0.3:log', 'warmup=0.0..0.3', 'label_smoothing=0.0..0.1', 'effective_batch=8,16,32')
+DEMO_SPACE = ('lr=5e-5..8e-4:log', 'weight_decay=1e-3..0.3:log', 'warmup=0.0..0.3', 'label_smoothing=0.0..0.1', 'effective_batch=8,16,32')
 SPACE = ('lr=5e-6..2e-4:log', *DEMO_SPACE[1:])
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class JobConfig:
 
 def demo_config(**changes) -> JobConfig: # `changes` replace fields
     "The demo: mails as (subject, body) pairs with the label ham or spam, and the model that a package brings"
-    return replace(JobConfig(str(DEMO_DATA), 'subject', 'label', 'body', out='runs/demo', budget_s=270., lr=3e-4, space=DEMO_SPACE,
+    return replace(JobConfig(str(DEMO_DATA), 'subject', 'label', 'body', out='runs/demo', budget_s=270., lr=3e-4, effective_batch=8, space=DEMO_SPACE,
                              save_model=False, title='optkit demo: ham or spam'), **changes)
 
 # %% ../nbs/04b_job.ipynb #4eb1d85e
 EVALUATION = .35 # cost of an evaluated row, in trained rows: forward alone is a third of forward and backward
-STUDY_SHARE = .5 # of the budget; the rest is for training, ladder, refit and starting up
+STUDY_SHARE = .48 # of the budget; the rest is for training, ladder, refit and starting up
 
 @dataclass(frozen=True)
 class JobPlan:
@@ -95,7 +95,7 @@ def study_seconds(rows, epochs, trials, folds, rows_per_s): # the same names as 
 def _tiers(lengths, whole):
     "What to try, best first: tokens, epochs, rows at least, trials"
     down, shortest = sorted(lengths, reverse=True), min(lengths)
-    return [*((n, 3, whole, 16) for n in down), *((n, 2, min(whole, 600), 12) for n in down), (shortest, 2, min(whole, 240), 8), (shortest, 1, 1, 8)]
+    return [*((n, 3, whole, 16) for n in down), *((n, 2, min(whole, 600), 12) for n in down), (shortest, 2, min(whole, 200), 8), (shortest, 1, 1, 8)]
 
 def size_job(
     speeds: dict[int, float], # tokens a row: rows trained a second
@@ -354,9 +354,10 @@ def _first(self: Job): # the first trial: the configuration that the first train
 @patch
 def _do_ladder(self: Job):
     store, search, _ = self._ready()
-    rungs = default_rungs(self.hardware, self.config.effective_batch, self._batch['physical'])
-    ladder = measure_ladder(self.model, store, search, rungs, self._base(physical_batch=self._batch['physical']), self.hardware, self._plan['ladder_s'],
-                            loss_steps=20 if self.hardware.device == 'cuda' else 6, progress=self.progress)
+    cuda, physical = self.hardware.device == 'cuda', self._batch['physical']
+    effective = self._largest_step() if cuda else min(16, self._largest_step())
+    ladder = measure_ladder(self.model, store, search, default_rungs(self.hardware, effective, physical), self._base(effective_batch=effective, physical_batch=physical),
+                            self.hardware, self._plan['ladder_s'], loss_steps=20 if cuda else 6, progress=self.progress)
     last = ladder.records[-1]
     self.say(f"ladder: {last.ratio['p50']:.2f} times the baseline with everything on [{last.ratio['low']:.2f}, {last.ratio['high']:.2f}]")
     return dict(provenance=provenance(self.hardware, self.command), rows=[asdict(r) for r in ladder.records], stopped=ladder.comparison.stopped,
