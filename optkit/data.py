@@ -174,9 +174,14 @@ class TokenStore:
     classes: tuple[str, ...]
     max_length: int # tokens, special tokens included
     pad_id: int
-    truncated: int = 0 # rows that were longer than `max_length`
-    longest: int = 0 # tokens of the longest row before truncation
-    longest_row: int = 0 # its row number, the first is 1
+    full_lengths: np.ndarray # int64 [rows], before truncation
+
+    @property
+    def truncated(self): return int((self.full_lengths > self.max_length).sum()) # rows that were longer than `max_length`
+    @property
+    def longest(self): return int(self.full_lengths.max()) # tokens of the longest row before truncation
+    @property
+    def longest_row(self): return int(self.full_lengths.argmax()) + 1 # its row number, the first is 1
 
     def __len__(self): return len(self.lengths)
     def __repr__(self):
@@ -202,7 +207,7 @@ def tokenise(
     flat = lambda rows, dtype: torch.from_numpy(np.fromiter((t for r in rows for t in r), dtype, int(lengths.sum())))
     return TokenStore(flat(ids, np.int32), torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])), torch.from_numpy(table.labels.astype(np.int64)),
         flat(types, np.uint8) if types else None, lengths, table.classes, max_length, tokenizer.pad_token_id,
-        sum(n > max_length for n in full), max(full), int(np.argmax(full)) + 1)
+        np.array(full))
 
 # %% ../nbs/02a_data.ipynb #d31a6656
 def word_tokenizer(size: int = 200): # a fast tokenizer of transformers

@@ -45,7 +45,7 @@ class FoldStopping:
     "When a trial is given up between folds; every number is about scores where higher is better"
     risk: float = .1 # chance that a trial as good as the target is stopped
     top: int = 5 # complete trials that make the target
-    full_first: int | None = None # the first trials run all folds; None: a third of the study, between 4 and 20
+    full_first: int | None = None # the first trials run all folds; None: a third of the study, between 3 and 20
     full_share: float = .05 # of the later trials run all folds whatever they score, so that the table stays honest
     least_complete: int = 3 # complete trials before any verdict
     least_sigma: float = .001 # never believe that folds repeat better than this
@@ -56,7 +56,7 @@ class FoldStopping:
 
     def runs_in_full(self, number: int, n_trials: int, seed: int = 0) -> bool:
         "Whether trial `number` is exempt"
-        first = max(4, min(20, n_trials // 3)) if self.full_first is None else self.full_first
+        first = max(3, min(20, n_trials // 3)) if self.full_first is None else self.full_first
         draw = int.from_bytes(hashlib.sha256(f'{seed}:{number}'.encode()).digest()[:4], 'little') / 2**32
         return number < first or draw < self.full_share
 

@@ -290,7 +290,7 @@ def _do_data(self: Job):
     names = table.classes
     return dict(rows=len(table), labels={c: int((table.labels == n).sum()) for n, c in enumerate(names)}, search_rows=len(search), heldout_rows=len(held),
         unused_rows=len(table) - len(search) - len(held), dropped_rows=table.dropped, max_length=plan.max_length, truncated=store.truncated, longest=store.longest,
-        lengths=store.lengths[:5000].tolist(), source=Path(table.source).name, text=self.config.text, pair=self.config.pair, label=self.config.label,
+        lengths=store.full_lengths[:5000].tolist(), source=Path(table.source).name, text=self.config.text, pair=self.config.pair, label=self.config.label,
         search=search.tolist(), heldout=held.tolist())
 
 # %% ../nbs/04b_job.ipynb #f6a81ab1

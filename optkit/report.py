@@ -598,7 +598,7 @@ def _study_section(run):
     if not study.get('trials'): return [_note('The study has no trial yet.')]
     blocks = [_text(_study_words(study))]
     if not any(_state(o) == 'COMPLETE' for o in study['trials']): blocks.append(_note('No trial went through all of its folds yet, so there is no best trial.'))
-    caption = "A stopped trial's value is the mean of the folds that it saw, so it is not comparable with the others and never the best."
+    caption = "A stopped trial is shown at the mean over all folds that was predicted when it was stopped; it is always below the best."
     return blocks + [_drawing(study_figure(study, where), 'study', caption), _trials_table(study)]
 
 # %% ../nbs/05_report.ipynb #5714cbad
