@@ -67,10 +67,12 @@ def next_probe(
     if not probes: return max(1, min(start, limit))
     low = max((p.batch for p in probes if p.fits), default=0)
     high = min((p.batch for p in probes if not p.fits), default=limit + 1)
-    if high - low <= max(1, int(tolerance * low)): return None
+    near = max(1, int(tolerance * low)) # a prediction this close to a known size is tried this far from it, which settles it
+    if high - low <= near: return None
     guess = predict_limit(probes, budget) if budget else None
-    if guess is None: guess = 4 * low if budget and high > limit and low else 2 * low if high > limit and low else (low + high) // 2
-    return min(max(guess, low + 1), high - 1)
+    if guess is None and high > limit: guess = low * (4 if budget else 2)
+    if guess is None or high <= limit and guess >= high: guess = (low + high) // 2 # no prediction, or one that a failure contradicts
+    return min(max(guess, low + near), max(high - near, low + 1))
 
 # %% ../nbs/02_batch_finder.ipynb #f4dc59ef
 def _size(value): return 'n/a' if value is None else f'{value / 2**30:.2f} GiB'
