@@ -208,6 +208,7 @@ def _create(storage, name, seed, n_folds):
     study.set_user_attr('folds', n_folds)
     return study
 
+# %% ../nbs/04_hpo.ipynb #0449fe85
 def tune(
     runner: Callable[[dict, int], Iterator[float]], # one score an epoch, higher is better
     space: dict[str, BaseDistribution], # what is searched
