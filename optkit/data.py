@@ -8,7 +8,7 @@ __all__ = ['LAYOUTS', 'InputError', 'read_frame', 'missing_rows', 'parse_labels'
            'padded_tokens', 'real_tokens']
 
 # %% ../nbs/02a_data.ipynb #d91b5acb
-import gzip, json, lzma, math
+import gzip, json, lzma, math, re, zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ _OPENERS = {'.gz': gzip.open, '.xz': lzma.open}
 
 def _json_lines(path, opener):
     rows = []
-    with opener(path, 'rt', encoding='utf-8') as file:
+    with opener(path, 'rt', encoding='utf-8-sig') as file:
         for number, line in enumerate(file, 1):
             if not line.strip(): continue
             try: row = json.loads(line)
@@ -41,14 +41,21 @@ def _json_lines(path, opener):
             rows.append(row)
     return pd.DataFrame(rows)
 
+def _read_csv(path, sep):
+    read = lambda **kwargs: pd.read_csv(path, sep=sep, dtype=str, keep_default_na=False, **kwargs)
+    frame, header = read(), read(header=None, nrows=1).iloc[0].tolist()
+    if not isinstance(frame.index, pd.RangeIndex): # pandas would take the first cells as an index, and every column would shift
+        raise InputError(f'{path}: the rows have more cells than the {len(header)} columns of the header; put quotes around texts that hold {sep!r}')
+    frame.columns = header # as they are written: pandas renames the second of two equal names
+    return frame
+
 def _read_file(path):
     name = path.name.lower()
     packed = next((end for end in _OPENERS if name.endswith(end)), '')
     name, opener = name.removesuffix(packed), _OPENERS.get(packed, open)
     if name.endswith(('.jsonl', '.ndjson')): return _json_lines(path, opener)
     if name.endswith('.parquet'): return pd.read_parquet(path)
-    if name.endswith(('.csv', '.tsv')):
-        return pd.read_csv(path, sep='\t' if name.endswith('.tsv') else ',', dtype=str, keep_default_na=False)
+    if name.endswith(('.csv', '.tsv')): return _read_csv(path, '\t' if name.endswith('.tsv') else ',')
     raise InputError(f'{path}: unknown kind of file; expected .csv, .tsv, .jsonl (each also .gz or .xz) or .parquet')
 
 # %% ../nbs/02a_data.ipynb #3f823e82
@@ -61,14 +68,15 @@ def read_frame(
     try: frame = _read_file(path)
     except InputError: raise
     except pd.errors.EmptyDataError: frame = pd.DataFrame()
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError, ImportError, ValueError) as exc:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError, ImportError, ValueError) as exc:
         raise InputError(f'{path}: cannot be read ({str(exc).splitlines()[0][:200]})') from None
+    if len(twice := frame.columns[frame.columns.duplicated()]): raise InputError(f"{path}: column {str(twice[0])!r} stands twice in the header; rename one")
     if not len(frame): raise InputError(f'{path}: no rows; expected a header and at least a few rows' if frame.columns.size else f'{path}: the file is empty')
     return frame
 
 # %% ../nbs/02a_data.ipynb #0451dba6
 def _as_text(value):
-    if value is None or (isinstance(value, float) and math.isnan(value)): return ''
+    if pd.api.types.is_scalar(value) and pd.isna(value): return ''
     return value if isinstance(value, str) else str(value)
 
 def _column(frame, name, source):
@@ -98,12 +106,14 @@ def parse_labels(
     index = {c: n for n, c in enumerate(classes)}
     return np.array([index[n] for n in names]), tuple(classes)
 
+_WHOLE = re.compile(r'[+-]?\d+(\.0*)?$') # read digit by digit: a float would merge integers beyond 2**53
+_NUMBER = re.compile(r'[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$', re.I)
+
 def _whole_numbers(values, name, source):
-    try: numbers = [float(v) for v in values]
-    except ValueError: return None
-    odd = [n for n, v in enumerate(numbers, 1) if not v.is_integer()]
+    if not all(_NUMBER.match(v.strip()) for v in values): return None
+    odd = [n for n, v in enumerate(values, 1) if not float(v).is_integer()]
     if odd: raise InputError(f"{source}: column '{name}' holds decimals ({_first(odd)}: {values[odd[0] - 1]}); expected words or whole numbers, one a class")
-    return [int(v) for v in numbers]
+    return [int(v.split('.')[0]) if _WHOLE.match(v.strip()) else int(float(v)) for v in values]
 
 # %% ../nbs/02a_data.ipynb #2013eec4
 @dataclass(frozen=True)
@@ -142,23 +152,35 @@ def read_table(
     return Table(keep(text), keep(pair) if pair else None, labels, classes, str(path), len(out))
 
 # %% ../nbs/02a_data.ipynb #03f8bf35
-def _encode(tokenizer, texts, pairs, max_length=None):
-    kwargs = dict(truncation=True, max_length=max_length) if max_length else dict(truncation=False, verbose=False)
-    out = tokenizer(texts, pairs, add_special_tokens=True, return_attention_mask=False, **kwargs)
-    return out['input_ids'], out.get('token_type_ids')
+def _keep(first, second, room):
+    "Tokens that stay of each text: the longer one is cut first, as the tokenizer's `longest_first` does"
+    short, long = sorted((first, second))
+    long = short if short > room else max(short, room - short)
+    if short + long > room: short, long = room // 2, room - room // 2
+    return (long, short) if first > second else (short, long)
+
+def _cut(row, sides, max_length):
+    "Positions of an untruncated row that stay; `sides` is 0, 1 or None (special) for each token"
+    counts = sides.count(0), sides.count(1)
+    room = max_length - sides.count(None)
+    keep = _keep(*counts, room) if counts[1] else (room, 0)
+    seen, stay = [0, 0], []
+    for position, side in enumerate(sides):
+        if side is None or seen[side] < keep[side]: stay.append(position)
+        if side is not None: seen[side] += 1
+    return stay
 
 def _encode_all(tokenizer, texts, pairs, max_length, progress, chunk=512):
     ids, types, lengths = [], [], []
     for start in tqdm(range(0, len(texts), chunk), desc='tokenise', disable=not progress, leave=False):
-        a, b = texts[start:start+chunk], pairs[start:start+chunk] if pairs else None
-        rows, kinds = _encode(tokenizer, a, b)
+        out = tokenizer(texts[start:start+chunk], pairs[start:start+chunk] if pairs else None, return_attention_mask=False, truncation=False, verbose=False)
+        rows, kinds = out['input_ids'], out.get('token_type_ids')
         lengths += [len(r) for r in rows]
-        long = [n for n, r in enumerate(rows) if len(r) > max_length]
-        if long:
-            cut, cut_kinds = _encode(tokenizer, [a[n] for n in long], [b[n] for n in long] if b else None, max_length)
-            for n, k in enumerate(long):
-                rows[k] = cut[n]
-                if kinds: kinds[k] = cut_kinds[n]
+        for n, row in enumerate(rows):
+            if len(row) <= max_length: continue
+            stay = _cut(row, out.sequence_ids(n), max_length)
+            rows[n] = [row[k] for k in stay]
+            if kinds: kinds[n] = [kinds[n][k] for k in stay]
         ids += rows; types += kinds or []
     return ids, types, lengths
 
