@@ -48,9 +48,10 @@ def predict_limit(
     budget: float # bytes that may be used
 ) -> int | None: # largest batch on the line through the two largest sizes; None where they show no slope
     "Where a line of peak bytes over batch meets the budget"
-    known = sorted({p.batch: p.peak_bytes for p in probes if p.peak_bytes}.items())[-2:]
+    known = sorted({p.batch: p.peak_bytes for p in probes if p.peak_bytes}.items())
     if len(known) < 2: return None
-    (n1, b1), (n2, b2) = known
+    n2, b2 = known[-1]
+    n1, b1 = next((k for k in known[::-1] if k[0] <= .9 * n2), known[0]) # two close sizes may share a block of the allocator
     slope = (b2 - b1) / (n2 - n1)
     # at small sizes the peak is the optimizer's and hides the activations: no slope, no prediction
     return int((budget - b2) / slope + n2) if b2 - b1 > .005 * b1 else None
@@ -70,8 +71,9 @@ def next_probe(
     near = max(1, int(tolerance * low)) # a prediction this close to a known size is tried this far from it, which settles it
     if high - low <= near: return None
     guess = predict_limit(probes, budget) if budget else None
-    if guess is None and high > limit: guess = low * (4 if budget else 2)
-    if guess is None or high <= limit and guess >= high: guess = (low + high) // 2 # no prediction, or one that a failure contradicts
+    if high > limit and low: guess = low * (8 if budget else 2) if guess is None else min(guess, 16 * low)
+    if guess is None or high <= limit and guess >= high: # no prediction, or one that a failure contradicts
+        guess = math.isqrt(low * high) if guess is None and budget and low else (low + high) // 2
     return min(max(guess, low + near), max(high - near, low + 1))
 
 # %% ../nbs/02_batch_finder.ipynb #f4dc59ef

@@ -112,12 +112,13 @@ def _model_words(name): return 'MiniLM (BERT 6 x 384, 22.7M parameters)' if name
 # %% ../nbs/05a_cli.ipynb #cf95715e
 def main(
     argv: list[str] | None = None # arguments; None: of the process
-) -> int: # exit code: 0 done, 2 bad input, 130 interrupted
+) -> int: # exit code: 0 done, 1 failed, 2 bad input, 130 interrupted
     "Run a command"
     args = parser().parse_args(argv)
     commands = dict(detect=_detect, demo=_run_job, tune=_run_job, bench=_bench, report=_report)
     try: commands[args.command](args)
     except InputError as exc: return _say(f'optkit {args.command}: {exc}', 2)
+    except (MemoryError, FloatingPointError) as exc: return _say(f'optkit {args.command}: {exc}', 1)
     except KeyboardInterrupt: return _say('\nstopped; the same command goes on where it stopped', 130)
     return 0
 

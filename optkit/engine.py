@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from fastcore.basics import patch
 
 from .batch_finder import BatchPlan, find_batch_size
@@ -72,11 +73,15 @@ def load_tokenizer(
     "The tokenizer of a model. Raises `InputError` where there is none."
     from transformers import AutoTokenizer
     source = model_source(name)
+    if Path(source).is_dir() and not any([*Path(source).glob(p)] for p in _VOCABULARIES): raise InputError(f'{name}: holds no tokenizer; save it there with tokenizer.save_pretrained')
     try:
         with _quiet(): tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as exc: raise InputError(f'{name}: no tokenizer could be loaded ({_line(exc)})') from None
     if tokenizer.pad_token is None: tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None: raise InputError(f'{name}: the tokenizer has neither a padding nor an end token; set its pad_token and save it again')
     return tokenizer
+
+_VOCABULARIES = ('tokenizer.json', 'vocab.*', 'merges.txt', '*.model', '*.tiktoken')
 
 def _line(exc): return str(exc).strip().splitlines()[0][:160] if str(exc).strip() else type(exc).__name__
 
@@ -94,16 +99,19 @@ def load_model(
         torch.manual_seed(seed)
         try: model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=len(classes), id2label=ids,
             label2id={c: n for n, c in ids.items()}, use_safetensors=True, dtype=torch.float32, ignore_mismatched_sizes=True)
-        except (OSError, ValueError, KeyError) as exc: raise InputError(f'{name}: no sequence classifier could be loaded ({_line(exc)})') from None
+        except (OSError, ValueError, KeyError, SafetensorError) as exc: raise InputError(f'{name}: no sequence classifier could be loaded ({_line(exc)})') from None
     if tokenizer is not None and model.config.pad_token_id is None: model.config.pad_token_id = tokenizer.pad_token_id
     return model
+
+# families whose positions start behind the padding token
+_OFFSET_POSITIONS = ('roberta', 'xlm-roberta', 'xlm-roberta-xl', 'roberta-prelayernorm', 'camembert', 'mpnet', 'data2vec-text', 'xmod', 'longformer', 'ibert', 'luke')
 
 def model_length(model_or_config, tokenizer=None) -> int: # tokens, special tokens included
     "The longest row that the position embeddings allow; 512 where nothing says so"
     config = getattr(model_or_config, 'config', model_or_config)
     limits = [getattr(config, 'max_position_embeddings', None), getattr(tokenizer, 'model_max_length', None)]
     known = [n for n in limits if n and 0 < n < 10**6]
-    offset = config.pad_token_id + 1 if config.model_type in ('roberta', 'xlm-roberta', 'camembert', 'mpnet') and known else 0
+    offset = config.pad_token_id + 1 if config.model_type in _OFFSET_POSITIONS and known else 0
     return min(known) - (offset if known and min(known) == limits[0] else 0) if known else 512
 
 # %% ../nbs/02b_engine.ipynb #59d0376d
@@ -149,20 +157,27 @@ class Engine:
 def _load(engine, state):
     for name, tensor in engine.model.state_dict(keep_vars=True).items(): tensor.copy_(state[name])
 
+def _heal(engine):
+    "After a failure inside a step: no half-made optimizer state, no mark of an unscaled gradient"
+    if any('exp_avg_sq' not in state for state in engine.optimizer.state.values()): engine.optimizer.state.clear()
+    if engine.scaler: engine.scaler = engine.precision.make_scaler()
+
 @patch
 def reset(self: Engine,
     lr: float = 1e-4, # learning rate
     weight_decay: float = .01, # of matrices
     label_smoothing: float | None = None, # None: as it is
+    max_grad_norm: float | None = None, # None: as it is
     seed: int = 0 # of dropout; sets torch's global random state, as a plain loop does
 ):
     "Back to the starting weights with an empty optimizer state, in place"
     _load(self, self.start)
+    _heal(self)
     for state in self.optimizer.state.values():
         for value in state.values(): value.zero_()
     self.optimizer.param_groups[0]['weight_decay'] = weight_decay
     if label_smoothing is not None: self.label_smoothing = label_smoothing
-    if self.scaler: self.scaler = self.precision.make_scaler()
+    if max_grad_norm is not None: self.max_grad_norm = max_grad_norm
     self.optimizer.zero_grad(set_to_none=True)
     self.set_lr(lr)
     self.best = None
@@ -269,14 +284,19 @@ class StepProbe:
         self.order, self.longest = np.argsort(-store.lengths, kind='stable'), int(store.lengths.max())
 
     def __call__(self, batch: int) -> int | None:
-        micro, cuda = [MicroBatch(np.resize(self.order, batch), self.longest)], self.engine.device.type == 'cuda'
+        micro, cuda = [MicroBatch(np.resize(self.order, batch), self.store.max_length)], self.engine.device.type == 'cuda'
         if cuda:
             torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info()
             others = total - free - torch.cuda.memory_reserved()
             retries = torch.cuda.memory_stats().get('num_alloc_retries', 0)
             torch.cuda.reset_peak_memory_stats()
-        for _ in range(2): self.engine.step(self.store, micro)
+        try:
+            for _ in range(2): self.engine.step(self.store, micro)
+        except Exception: # half of the optimizer's state may be what did not fit
+            self.engine.optimizer.zero_grad(set_to_none=True)
+            _heal(self.engine)
+            raise
         if not cuda: return None
         torch.cuda.synchronize()
         if torch.cuda.memory_stats().get('num_alloc_retries', 0) > retries: raise RuntimeError('out of memory: ran only after the allocator had emptied its cache')

@@ -44,10 +44,11 @@ def split_rows(
     rng, labels = np.random.default_rng(seed), np.asarray(labels)
     order = {c: rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)}
     parts, taken = [], {c: 0 for c in order}
-    for size in sizes:
+    for number, size in enumerate(sizes, 1):
         part = []
         for c, rows in order.items():
-            n = max(1, round(size * len(rows) / len(labels)))
+            left = len(rows) - taken[c] - (len(sizes) - number) # one row of a rare label stays for each later part
+            n = max(min(1, len(rows) - taken[c]), min(round(size * len(rows) / len(labels)), left))
             part += rows[taken[c]:taken[c] + n].tolist()
             taken[c] += n
         parts.append(np.sort(np.array(part, dtype=np.int64)))

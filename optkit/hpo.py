@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import optuna
+from filelock import FileLock
+from sqlalchemy import URL
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 from tqdm.auto import tqdm
@@ -104,11 +106,13 @@ def parse_space(
     "One parameter of a search space from its short form. Raises `InputError`."
     name, _, values = text.partition('=')
     try:
+        if not name.strip() or '...' in values: raise ValueError('the name is missing' if not name.strip() else 'three dots')
         if '..' not in values: return name, CategoricalDistribution([_number(v) for v in values.split(',') if v.strip()])
         bounds, _, kind = values.partition(':')
         low, high = (_number(v) for v in bounds.split('..'))
         if kind not in ('', 'log'): raise ValueError(f'{kind!r} after the colon')
         if isinstance(low, str) or isinstance(high, str): raise ValueError('the bounds are no numbers')
+        if not (math.isfinite(low) and math.isfinite(high)): raise ValueError('the bounds are not finite')
         whole = isinstance(low, int) and isinstance(high, int)
         return name, IntDistribution(low, high, log=kind == 'log') if whole else FloatDistribution(low, high, log=kind == 'log')
     except ValueError as exc:
@@ -126,7 +130,9 @@ def sqlite_storage(
     path: str | Path # file; made when missing
 ) -> optuna.storages.RDBStorage:
     "Optuna's relational storage on a SQLite file"
-    with _silent(): return optuna.storages.RDBStorage(f'sqlite:///{Path(path)}', engine_kwargs=dict(connect_args=dict(timeout=60)))
+    url = URL.create('sqlite', database=str(path)).render_as_string(hide_password=False) # quotes what a folder's name may hold
+    with _silent(), FileLock(f'{path}-lock'): # one process makes the tables
+        return optuna.storages.RDBStorage(url, engine_kwargs=dict(connect_args=dict(timeout=60)))
 
 class _silent:
     "No messages of Optuna inside"
@@ -194,7 +200,7 @@ def _tell(study, trial, scores, verdict):
 
 def _fail(study, trial, exc):
     trial.set_user_attr('ended', 'failed')
-    trial.set_user_attr('reason', 'out of memory' if is_out_of_memory(exc) else str(exc).splitlines()[0][:200])
+    trial.set_user_attr('reason', 'out of memory' if is_out_of_memory(exc) else (str(exc).splitlines() or [type(exc).__name__])[0][:200])
     study.tell(trial, state=TrialState.FAIL)
 
 # %% ../nbs/04_hpo.ipynb #51939828

@@ -66,13 +66,15 @@ def without_dropout(
     model # any torch module
 ):
     "Dropout off inside, as it was afterwards"
-    modules = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
-    before = [m.p for m in modules]
+    found = [(m, 'p') for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+    # some families keep the share as a plain number of the module
+    found += [(m, name) for m in model.modules() for name, value in vars(m).items() if 'drop' in name and isinstance(value, float)]
+    before = [getattr(m, name) for m, name in found]
     try:
-        for m in modules: m.p = 0.
+        for m, name in found: setattr(m, name, 0.)
         yield
     finally:
-        for m, p in zip(modules, before): m.p = p
+        for (m, name), value in zip(found, before): setattr(m, name, value)
 
 def _planned(store, rows, config, n):
     "The first `n` optimizer steps of a configuration, over as many epochs as they need"
@@ -89,7 +91,7 @@ def loss_of(
 ) -> tuple[float, int | None]: # mean loss of the second half; peak bytes of model, optimizer and step, None without a GPU
     "Train `n` steps from the start without dropout"
     cuda = engine.device.type == 'cuda'
-    engine.reset(config.lr, config.weight_decay, config.label_smoothing, config.seed)
+    engine.reset(config.lr, config.weight_decay, config.label_smoothing, config.max_grad_norm, config.seed)
     with without_dropout(engine.model):
         before, losses = _mark_memory() if cuda else 0, []
         for step in _planned(store, rows, config, n): losses.append(engine.step(store, step))
@@ -140,12 +142,13 @@ def measure_ladder(
     configs = ladder_configs(base, rungs)
     engines = {name: make_engine(model, c, hardware) for name, c in configs.items()}
     store = store.to(hardware.device)
-    losses = {name: loss_of(engines[name], store, rows, c, loss_steps) for name, c in tqdm(configs.items(), desc='loss of each row', disable=not progress, leave=False)}
-    plans = {name: _planned(store, rows, c, cycle) for name, c in configs.items()}
-    def variant(name, of): return Variant(name, lambda n: engines[of].step(store, plans[of][n % cycle]))
-    variants = [variant('baseline', 'baseline'), variant(AGAIN, 'baseline')] + [variant(n, n) for n in [*configs][1:]]
-    comparison = compare(*variants, budget_s=budget_s, device=hardware.device, progress=progress, **{'burn_in': cycle if hardware.device == 'cuda' else 2, **kwargs})
-    engines['baseline'].reset()
+    try:
+        losses = {name: loss_of(engines[name], store, rows, c, loss_steps) for name, c in tqdm(configs.items(), desc='loss of each row', disable=not progress, leave=False)}
+        plans = {name: _planned(store, rows, c, cycle) for name, c in configs.items()}
+        def variant(name, of): return Variant(name, lambda n: engines[of].step(store, plans[of][n % cycle]))
+        variants = [variant('baseline', 'baseline'), variant(AGAIN, 'baseline')] + [variant(n, n) for n in [*configs][1:]]
+        comparison = compare(*variants, budget_s=budget_s, device=hardware.device, progress=progress, **{'burn_in': cycle if hardware.device == 'cuda' else 2, **kwargs})
+    finally: engines['baseline'].reset() # the model as it was, also after an interruption
     return _ladder(comparison, configs, rungs, plans, losses, store, model, hardware)
 
 # %% ../nbs/03b_ladder.ipynb #1941a16d

@@ -10,6 +10,7 @@ __all__ = ['SCHEDULES', 'METRICS', 'TrainConfig', 'lr_factor', 'score', 'signed'
 import json, math, time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Integral
 from html import escape
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from fastcore.basics import patch
 from tqdm.auto import tqdm
 
-from .data import InputError, TokenStore, real_tokens, steps
+from .data import LAYOUTS, InputError, TokenStore, real_tokens, steps
 from .engine import Engine
 from .precision import Precision, choose_precision
 
@@ -60,9 +61,11 @@ def _conditions(c):
     known = lambda name, values: (getattr(c, name) in values, f'{name} is {getattr(c, name)!r}, expected one of {values}')
     least = lambda name, low: (getattr(c, name) is None or getattr(c, name) >= low, f'{name} is {getattr(c, name)}, expected at least {low}')
     share = lambda name: (0 <= getattr(c, name) < 1, f'{name} is {getattr(c, name)}, expected a share from 0 up to 1')
-    return [known('schedule', SCHEDULES), known('metric', METRICS), least('epochs', 1), least('effective_batch', 1), least('physical_batch', 1),
+    whole = lambda name: (getattr(c, name) is None or isinstance(getattr(c, name), Integral), f'{name} is {getattr(c, name)}, expected a whole number')
+    return [*map(whole, ('epochs', 'effective_batch', 'physical_batch', 'eval_batch', 'patience', 'seed')),
+            known('schedule', SCHEDULES), known('metric', METRICS), known('layout', LAYOUTS), least('epochs', 1), least('effective_batch', 1), least('physical_batch', 1),
             least('eval_batch', 1), least('patience', 1), least('weight_decay', 0), least('max_grad_norm', 0), share('warmup'), share('label_smoothing'),
-            (c.lr > 0, f'lr is {c.lr}, expected more than 0')]
+            (0 < c.lr < math.inf, f'lr is {c.lr}, expected more than 0 and finite')]
 
 # %% ../nbs/03_trainer.ipynb #01ada938
 def lr_factor(
@@ -183,7 +186,7 @@ def epochs(self: Trainer,
     "Reset the engine, train, and give the result of each epoch; the best weights are kept, not put back"
     c, done, best = self.config, 0, -math.inf
     self.total = c.epochs * math.ceil(len(train) / c.effective_batch)
-    self.engine.reset(c.lr, c.weight_decay, c.label_smoothing, c.seed)
+    self.engine.reset(c.lr, c.weight_decay, c.label_smoothing, c.max_grad_norm, c.seed)
     since = 0
     with tqdm(total=self.total, desc='train', unit='step', disable=not self.progress, leave=False) as bar:
         for epoch in range(1, c.epochs + 1):
@@ -217,6 +220,8 @@ def fit(self: Trainer,
         history.append(epoch)
         if on_epoch: on_epoch(epoch)
     real = [e for e in history if math.isfinite(e.score)]
+    if not real and all(math.isfinite(e.train_loss + e.valid_loss) for e in history):
+        raise InputError(f'{self.config.metric} is not defined on these {len(valid)} rows: a label is missing among them; choose another metric or other rows')
     if not real: raise FloatingPointError(f'the loss is not a number in epoch 1 (lr {self.config.lr:g}, {self.engine.precision.compute.value}); lower the learning rate or train in fp32')
     best = max(real, key=lambda e: e.score)
     self.engine.restore_best()
@@ -231,7 +236,7 @@ def refit(self: Trainer,
     "Reset the engine and train all epochs, without evaluation and early stopping"
     c, done, losses = self.config, 0, []
     self.total = c.epochs * math.ceil(len(rows) / c.effective_batch)
-    self.engine.reset(c.lr, c.weight_decay, c.label_smoothing, c.seed)
+    self.engine.reset(c.lr, c.weight_decay, c.label_smoothing, c.max_grad_norm, c.seed)
     with tqdm(total=self.total, desc='refit', unit='step', disable=not self.progress, leave=False) as bar:
         for epoch in range(1, c.epochs + 1):
             loss, done, *_ = self._train_epoch(rows, epoch, done, bar)
@@ -240,6 +245,8 @@ def refit(self: Trainer,
     return losses
 
 # %% ../nbs/03_trainer.ipynb #d5c5827b
+_BUILT_IN = {'precision', 'tf32', 'fused', 'compile', 'zero_grad_none'} # what only `make_engine` reads
+
 def fold_runner(
     engine: Engine, # one for the whole study; reset for each fold
     store: TokenStore,
@@ -248,9 +255,10 @@ def fold_runner(
     on_step: Callable[[int, int], None] | None = None # see `Trainer`
 ) -> Callable[[dict, int], Iterator[float]]:
     "`runner(params, fold)`: train the fold with these values over the configuration, one score an epoch"
-    names = {f.name for f in fields(TrainConfig)}
+    names = {f.name for f in fields(TrainConfig)} - _BUILT_IN
     store = store.to(engine.device)
     def runner(params, fold):
+        if fixed := set(params) & _BUILT_IN: raise InputError(f'{sorted(fixed)} belong to the engine, which is built once for the study; a search may not vary them')
         if unknown := set(params) - names: raise InputError(f'TrainConfig has no {sorted(unknown)}; a search may vary {sorted(names)}')
         trainer = Trainer(engine, store, replace(config, **params), on_step=on_step)
         for epoch in trainer.epochs(*folds[fold]): yield epoch.score

@@ -44,7 +44,6 @@ def test_other_seeds_take_other_rows_and_too_many_are_refused():
     with pytest.raises(InputError, match='101 rows asked for, 100 are there'): split_rows(labels, (60, 41))
 
 
-@pytest.mark.xfail(strict=True, reason='a part may take the last rows of a rare label by rounding')
 def test_each_part_has_each_label_that_has_a_row_for_each():
     "As the job asks: the rows of the search, then the held-out ones; `check_folds` promised one row of each label for them"
     labels = np.repeat([0, 1], [9996, 4])
