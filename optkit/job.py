@@ -358,8 +358,8 @@ def _do_ladder(self: Job):
     effective = self._largest_step() if cuda else min(16, self._largest_step())
     ladder = measure_ladder(self.model, store, search, default_rungs(self.hardware, effective, physical), self._base(effective_batch=effective, physical_batch=physical),
                             self.hardware, self._plan['ladder_s'], loss_steps=20 if cuda else 6, progress=self.progress)
-    last = ladder.records[-1]
-    self.say(f"ladder: {last.ratio['p50']:.2f} times the baseline with everything on [{last.ratio['low']:.2f}, {last.ratio['high']:.2f}]")
+    last = [r for r in ladder.records if not r.aside][-1]
+    self.say(f"ladder: {last.ratio['p50']:.2f} times the baseline with every row on [{last.ratio['low']:.2f}, {last.ratio['high']:.2f}]")
     return dict(provenance=provenance(self.hardware, self.command), rows=[asdict(r) for r in ladder.records], stopped=ladder.comparison.stopped,
                 confidence=ladder.comparison.confidence, note=ladder.note)
 

@@ -418,14 +418,14 @@ def _ladder_words(ladder):
     "What the ladder found, in words: its last row, the fastest one, and what changes training"
     steps = [o for o in _steps(ladder) if _interval(o.get('ratio'))]
     if not steps: return 'No row of the ladder was measured beside the baseline.'
-    name, last = _rows(ladder)[0].get('baseline') or 'baseline', steps[-1]
+    name, last = _rows(ladder)[0].get('baseline') or 'baseline', ([o for o in steps if not o.get('aside')] or steps)[-1]
     name = '' if name == 'baseline' else f" '{name}'"
     middle, low, high = _interval(last['ratio'])
     words = f"With every row of the ladder on, a training step is {_factor(middle)} times as fast as the baseline{name} ({_level(ladder)} {_factor(low)} to {_factor(high)}), on {_where(ladder.get('provenance') or {})}."
     if low <= 1 <= high: words += ' That is no difference from the baseline that the measurement could show.'
     if high < 1: words += ' That is slower.'
     top = max(steps, key=lambda o: o['ratio']['p50'])
-    if top is not last and _interval(top['ratio'])[1] > high: words += f" The fastest row is '{top.get('variant')}' with {_times(top['ratio'])}: a later row made it slower."
+    if top is not last and _interval(top['ratio'])[1] > high: words += f" The fastest row is '{top.get('variant')}' with {_times(top['ratio'])}."
     changing = [str(o.get('variant')) for o in steps if o.get('label') == 'changes training']
     return words + (f" Part of that is no pure speedup, since it changes training: {', '.join(changing)}." if changing else '')
 
@@ -544,7 +544,8 @@ def _ladder_tables(rows):
     for row in rows:
         name, base, control, found = row.get('variant', NA), _is_baseline(row), row.get('variant') == CONTROL, row_verdict(row)
         claimed, judged = ('', '') if base or control else (_claimed(row), (found.value, None if found.value == 'no claim' and not row.get('claim') else found.reason))
-        speed.append([(name, 'the baseline' if base else 'control, should be 1.00' if control else None),
+        under = 'the baseline' if base else 'control, should be 1.00' if control else 'aside: the rows after it do without it' if row.get('aside') else None
+        speed.append([(name, under),
                       '1.00' if base else _times(row.get('ratio')), '' if base or control else _times(row.get('ratio_before')), claimed, judged])
         cost.append([name, _rate(row.get('samples_per_s')), _rate(row.get('tokens_per_s')), _rate(row.get('padded_tokens_per_s')), _percent(row.get('mfu')),
                      _gib(row.get('peak_bytes')), _loss(row.get('loss')), row.get('label') or NA])

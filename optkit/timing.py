@@ -303,6 +303,7 @@ class Record:
     warm_up: int = 0
     label: str = 'exact'
     verdict: str | None = None         # what became of the claim
+    aside: bool = False                # measured beside a ladder: the rows after it do without it
 
     def __post_init__(self):
         if self.label not in LABELS: raise ValueError(f'label {self.label!r} is none of {", ".join(LABELS)}')
