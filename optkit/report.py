@@ -238,7 +238,7 @@ def ladder_figure(
         axes.errorbar(middle, y, xerr=[[max(0, middle - low)], [max(0, high - middle)]], fmt='D' if changes else 's' if plain else 'o', color=color, capsize=4,
                       markerfacecolor='none' if plain or changes else color)
         axes.annotate(_factor(middle), (middle, y), (0, 6), textcoords='offset points', ha='center', color=INK, fontsize=9)
-    labels = [_clip(o.get('variant', '?')) + ('\n(changes training)' if o.get('label') == 'changes training' else '') for o in rows]
+    labels = [_clip(o.get('variant', '?')) + ('\n(changes training)' if o.get('label') == 'changes training' else '\n(aside)' if o.get('aside') else '') for o in rows]
     axes.set_yticks(range(len(rows)), labels, parse_math=False)
     axes.set_ylim(len(rows) - .5, -.7)
     axes.margins(x=.08)
