@@ -37,7 +37,8 @@ def _splitter(k, seed, groups):
 def split_rows(
     labels: np.ndarray, # class of each row
     sizes: tuple[int, ...], # rows of each part; what is left over is in none
-    seed: int = 0
+    seed: int = 0,
+    least: int = 1 # rows of each label in the first part, where there are enough
 ) -> tuple[np.ndarray, ...]: # sorted row numbers, one array a part
     "Disjoint stratified parts; a part may differ from its size by rounding, and has every label that has enough rows"
     if sum(sizes) > len(labels): raise InputError(f'{sum(sizes)} rows asked for, {len(labels)} are there')
@@ -48,7 +49,7 @@ def split_rows(
         part = []
         for c, rows in order.items():
             left = len(rows) - taken[c] - (len(sizes) - number) # one row of a rare label stays for each later part
-            n = max(min(1, len(rows) - taken[c]), min(round(size * len(rows) / len(labels)), left))
+            n = max(min(least if number == 1 else 1, left), min(round(size * len(rows) / len(labels)), left), min(1, len(rows) - taken[c]))
             part += rows[taken[c]:taken[c] + n].tolist()
             taken[c] += n
         parts.append(np.sort(np.array(part, dtype=np.int64)))

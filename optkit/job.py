@@ -20,14 +20,14 @@ from tqdm.auto import tqdm
 
 from .batch_finder import BatchPlan, Probe
 from .data import InputError, MicroBatch, TokenStore, read_table, tokenise
-from .engine import DEMO_MODEL, Engine, load_model, load_tokenizer, model_length, model_source, plan_batch
+from .engine import DEMO_MODEL, Engine, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
 from .folds import check_folds, split_rows, stratified_folds
 from .hardware import detect
 from .hpo import FoldStopping, best_complete, parse_space, sqlite_storage, study_summary, tune
 from .ladder import default_rungs, measure_ladder
 from .precision import choose_precision
 from .timing import provenance, read_json, write_json
-from .trainer import METRICS, TrainConfig, Trainer, fold_runner, make_engine, score, signed
+from .trainer import BUILT_IN, METRICS, TrainConfig, Trainer, fold_runner, make_engine, score, signed
 
 # %% ../nbs/04b_job.ipynb #85b24ff5
 DEMO_DATA = Path(__file__).parent / 'data' / 'demo_mails.csv.xz' if '__file__' in globals() else Path('../optkit/data/demo_mails.csv.xz')
@@ -164,6 +164,15 @@ def _short(value):
     return text if len(text) < 40 else text[:12] + '...'
 
 # %% ../nbs/04b_job.ipynb #5e5b4343
+def _check_space(space, base):
+    "Every parameter belongs to a trial, and both ends of its range make a configuration"
+    searched = {*TrainConfig.__dataclass_fields__} - BUILT_IN
+    for name, values in space.items():
+        if name not in searched: raise InputError(f'space: {name!r} cannot be searched, expected one of {sorted(searched)}')
+        for value in getattr(values, 'choices', None) or (values.low, values.high):
+            try: replace(base, **{name: value})
+            except (ValueError, TypeError) as exc: raise InputError(f'space {name}={value}: {exc}') from None
+
 class Job:
     "A job and its run folder; `run` does what is not done yet"
     def __init__(self, config: JobConfig, progress: bool = True, say: Callable[[str], None] = tqdm.write, command: str | None = None):
@@ -171,13 +180,22 @@ class Job:
         self.command = shlex.join(['optkit', *sys.argv[1:]]) if command is None else command
         self.table = read_table(config.data, config.text, config.label, config.pair, config.drop_empty)
         check_folds(self.table.labels, self.table.classes, config.folds, self.table.source)
+        least = config.folds * len(self.table.classes)
+        if config.rows and config.rows < least: raise InputError(f'rows is {config.rows}, expected at least {least}: one of each label for each fold')
         self.space = dict(parse_space(s) for s in config.space)
-        if unknown := set(self.space) - {f for f in TrainConfig.__dataclass_fields__}: raise InputError(f'space: TrainConfig has no {sorted(unknown)}')
+        _check_space(self.space, self._base())
         self.fingerprint = fingerprint(config)
         self.resumed = check_folder(self.folder, self.fingerprint)
         self.tokenizer = load_tokenizer(config.model)
         self.model = load_model(config.model, self.table.classes, self.tokenizer, config.seed)
+        if (config.max_length or 0) > self._limit(): raise InputError(f'max_length is {config.max_length}, the model takes at most {self._limit()} tokens')
+        self.hardware = detect()
+        try: self.precision = choose_precision(self.hardware, prefer=config.precision)
+        except ValueError as exc: raise InputError(str(exc)) from None
         self.decisions, self.engine = {}, None
+
+    def _split(self, rows, held_out): # (search, held out)
+        return split_rows(self.table.labels, (rows, held_out), self.config.seed, least=self.config.folds)
 
     def path(self, stage): return self.folder / f'{stage}.json'
 
@@ -207,9 +225,7 @@ def _open(self: Job):
     if self.path('decisions').is_file(): self.decisions = {d['what']: d for d in read_json(self.path('decisions'))}
     if not self.resumed: write_json(self.path('run'), dict(version=1, title=self.config.title, command=self.command, settings=asdict(self.config),
         fingerprint=self.fingerprint, started=datetime.now(timezone.utc).isoformat(timespec='seconds')))
-    self.hardware = detect(str(self.folder))
     write_json(self.path('hardware'), json.loads(self.hardware.to_json()))
-    self.precision = choose_precision(self.hardware, prefer=self.config.precision)
     for name in ('compute', 'tf32'): self.decide({'compute': 'precision', 'tf32': 'TF32'}[name], getattr(self.precision, name).value, getattr(self.precision, name).reason)
 
 @patch
@@ -250,7 +266,6 @@ def _limit(self: Job): return min(model_length(self.model, self.tokenizer), 512)
 @patch
 def _do_speed(self: Job):
     limit, wanted = self._limit(), self.config.max_length
-    if wanted and wanted > limit: raise InputError(f'max_length is {wanted}, the model takes at most {limit} tokens')
     store = self._tokens(wanted or limit)
     longest = min(store.max_length, -(-int(store.lengths.max()) // 8) * 8)
     candidates = [wanted] if wanted else sorted({n for n in (64, 128, 256) if n < longest} | {longest})
@@ -283,7 +298,7 @@ def _do_plan(self: Job):
 @patch
 def _do_data(self: Job):
     plan, table, store = JobPlan(**self._plan), self.table, self._tokens(self._plan['max_length'])
-    search, held = split_rows(table.labels, (plan.rows, plan.held_out), self.config.seed)
+    search, held = self._split(plan.rows, plan.held_out)
     check_folds(table.labels[search], table.classes, self.config.folds, f'{table.source} ({len(search)} rows for the search)', held_out=False)
     if store.truncated:
         self.say(f'{store.truncated:,} of {len(store):,} rows are longer than {plan.max_length} tokens and were truncated (the longest: {store.longest:,} tokens, row {store.longest_row:,})')
@@ -342,13 +357,13 @@ def _do_study(self: Job):
     self.path('study_so_far').unlink(missing_ok=True)
     if (best := best_complete(study)) is None: self.say('study: no trial ran all folds')
     else: self.say(f'study: best {c.metric} {abs(best.value):.4f} (trial {best.number}), {", ".join(f"{k}={v:.3g}" for k, v in best.params.items() if isinstance(v, (int, float)))}')
-    for stale in ('final',): self.path(stale).unlink(missing_ok=True)
+    self.path('final').unlink(missing_ok=True) # more trials may have another winner
     return summarise(study)
 
 @patch
 def _first(self: Job): # the first trial: the configuration that the first training used, where the space holds it
     base = asdict(self._base())
-    return {k: base[k] for k, d in self.space.items() if d._contains(d.to_internal_repr(base[k]))}
+    return {k: base[k] for k, d in self.space.items() if (base[k] in d.choices if hasattr(d, 'choices') else d.low <= base[k] <= d.high)}
 
 # %% ../nbs/04b_job.ipynb #f6606a19
 @patch
@@ -404,5 +419,5 @@ def _save(self: Job):
     "The refitted model and its tokenizer, as `from_pretrained` reads them; whole or not at all"
     ready, part = self.folder / 'model', self.folder / '.model.part'
     for old in (part, ready): shutil.rmtree(old, ignore_errors=True)
-    self.engine.model.save_pretrained(part); self.tokenizer.save_pretrained(part)
+    with quiet(): self.engine.model.save_pretrained(part); self.tokenizer.save_pretrained(part)
     os.replace(part, ready)

