@@ -310,7 +310,7 @@ def study_figure(
     metric, better = study.get('metric') or 'value', min if _lower_is_better(study) else max
     trials = [o for o in study.get('trials') or [] if _finite(o.get('number'))]
     figure, axes = _chart(3.4, 'Trials of the study' + (f'\n{where}' if where else ''), 'trial number', f'{metric}, mean over the folds')
-    groups = {'COMPLETE': ('o', MAIN, MAIN, 'all folds'), 'PRUNED': ('v', 'none', OTHER, 'stopped early (folds so far)'), 'RUNNING': ('.', MUTED, MUTED, 'not finished')}
+    groups = {'COMPLETE': ('o', MAIN, MAIN, 'all folds'), 'PRUNED': ('v', 'none', OTHER, 'stopped early (predicted mean)'), 'RUNNING': ('.', MUTED, MUTED, 'not finished')}
     for state, (mark, face, edge, label) in groups.items():
         points = [(o['number'], _value(o)) for o in trials if _state(o) == state and _value(o) is not None]
         if points: axes.scatter(*zip(*points), marker=mark, s=42, facecolors=face, edgecolors=edge, label=label)
