@@ -261,11 +261,12 @@ def study_summary(
     stopping: FoldStopping | None = None
 ) -> dict: # plain values, for study.json
     "Everything that the report shows of a study"
-    trials = [dict(number=t.number, state=ended(t) or ('interrupted' if t.user_attrs.get('interrupted') else t.state.name.lower()), value=t.value,
-                   params=t.params, fold_scores=t.user_attrs.get('fold_scores', []), stopped_after=t.user_attrs.get('stopped_after'),
+    sign = -1 if metric == 'loss' else 1 # the search maximises; a reader sees the loss itself
+    trials = [dict(number=t.number, state=ended(t) or ('interrupted' if t.user_attrs.get('interrupted') else t.state.name.lower()),
+                   value=None if t.value is None else sign * t.value, params=t.params, fold_scores=[sign * v for v in t.user_attrs.get('fold_scores', [])], stopped_after=t.user_attrs.get('stopped_after'),
                    seconds=t.user_attrs.get('seconds'), epochs=t.user_attrs.get('epochs'), reason=t.user_attrs.get('reason'),
                    resumed_from=t.user_attrs.get('resumed_from')) for t in study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
     best, over = best_complete(study), [t for t in trials if t['state'] in ('complete', 'stopped', 'failed')]
-    return dict(name=study.study_name, metric=metric, trials=trials, best=best.number if best else None, planned=planned,
+    return dict(name=study.study_name, metric=metric, direction='minimize' if sign < 0 else 'maximize', trials=trials, best=best.number if best else None, planned=planned,
                 folds=study.user_attrs.get('folds'), epochs_spent=sum(t['epochs'] or 0 for t in over), epochs_full=full_epochs * len(over),
                 controller=asdict(stopping) if stopping else None)

@@ -411,7 +411,7 @@ def _final(logits, labels, best, config, study, table):
     counts = np.bincount(table.labels, minlength=n)
     return dict(params=best['params'], metric=config.metric, score=metrics[config.metric], interval=bootstrap_score(logits, labels, config.metric), confidence=.95,
         accuracy=metrics['accuracy'], metrics=metrics, majority_accuracy=float((labels == int(counts.argmax())).float().mean()), rows=len(labels),
-        confusion=confusion_matrix(labels, found, labels=range(n)).tolist(), labels=list(table.classes), cv_score=abs(best['value']) if config.metric == 'loss' else best['value'],
+        confusion=confusion_matrix(labels, found, labels=range(n)).tolist(), labels=list(table.classes), cv_score=best['value'],
         trial=best['number'], epochs=config.epochs)
 
 @patch

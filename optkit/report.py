@@ -291,7 +291,10 @@ def claims_figure(
     return figure
 
 # %% ../nbs/05_report.ipynb #d4613621
-def _state(trial): return str(trial.get('state') or '').rsplit('.', 1)[-1].upper()
+def _state(trial):
+    "A trial's state in Optuna's words; `hpo.study_summary` says `stopped` and `failed`"
+    state = str(trial.get('state') or '').rsplit('.', 1)[-1].upper()
+    return {'STOPPED': 'PRUNED', 'FAILED': 'FAIL'}.get(state, state)
 
 def _value(trial):
     "A trial's value: its own, or the mean of its fold scores, or None"
@@ -447,7 +450,7 @@ def _done_words(run):
     if data: words.append(f"{_number(data.get('search_rows'))} rows to search on and {_number(data.get('heldout_rows'))} held out")
     if trials:
         count = lambda state: sum(_state(o) == state for o in trials)
-        words.append(f"{_count(len(trials), 'trial')} ({count('COMPLETE')} over all folds, {count('PRUNED')} stopped early, {count('FAIL')} failed)")
+        words.append(f"{_count(len(trials) - count('INTERRUPTED'), 'trial')} ({count('COMPLETE')} over all folds, {count('PRUNED')} stopped early, {count('FAIL')} failed)")
     if timings: words.append(f"{_duration(timings.get('total'))} in all" + (f" of a budget of {_duration(timings['budget_s'])}" if timings.get('budget_s') else ''))
     return 'What was done: ' + '; '.join(words) + '.' if words else 'Nothing was recorded about the machine, the data or the study.'
 
@@ -590,7 +593,9 @@ def _trials_table(study):
 def _study_words(study):
     "How many trials there were, and what stopping saved"
     trials, spent, full = study['trials'], study.get('epochs_spent'), study.get('epochs_full')
-    words = f"{len(trials)} of {_count(study.get('planned'), 'planned trial')} {'was' if len(trials) == 1 else 'were'} started, each over up to {_number(study.get('folds'))} folds."
+    cut = sum(_state(o) == 'INTERRUPTED' for o in trials)
+    words = f"{len(trials) - cut} of {_count(study.get('planned'), 'planned trial')} {'was' if len(trials) - cut == 1 else 'were'} started, each over up to {_number(study.get('folds'))} folds."
+    if cut: words += f" {_count(cut, 'more trial')} {'was' if cut == 1 else 'were'} cut short by an interruption and asked again."
     if not (_finite(spent) and _finite(full) and full): return words
     return words + f' They took {_number(spent)} epochs of training; without any stopping the same trials would have taken {_number(full)} ({_percent(1 - spent/full)} saved).'
 

@@ -273,3 +273,18 @@ def test_in_a_browser(tmp_path, width, dark):
     most, page = max(image.getcolors(1 << 24))
     assert sum(page) < 100 if dark else sum(page) > 700, 'the page follows the scheme'
     assert .3 < most/(width*1600) < .99 and len(image.getcolors(1 << 24)) > 50, 'the screenshot is blank'
+
+
+@pytest.mark.parametrize('metric', ['macro_f1', 'loss'])
+def test_a_study_as_the_search_leaves_it(tmp_path, metric):
+    "Stopped and interrupted trials are counted as such and drawn; a loss is shown as it is, lower is better"
+    from optkit.hpo import FoldStopping, parse_space, simulated_runner, study_summary, tune
+    sign, plain = -1 if metric == 'loss' else 1, simulated_runner()
+    study = tune(lambda p, f: (v - (2 if sign < 0 else 0) for v in plain(p, f)), dict(map(parse_space, ('lr=1e-5..1e-1:log', 'weight_decay=1e-3..1:log'))), 20, 3, progress=False)
+    summary = study_summary(study, metric, 20, 9, FoldStopping())
+    summary['trials'].append(dict(summary['trials'][0], number=20, state='interrupted', value=None, fold_scores=[]))
+    stopped, best = sum(t['state'] == 'stopped' for t in summary['trials']), summary['trials'][summary['best']]
+    assert stopped and best['value'] == (min if sign < 0 else max)(t['value'] for t in summary['trials'] if t['value'] is not None)
+    page = render(write(tmp_path, contents() | dict(study=summary))).read_text('utf-8')
+    assert f'20 trials ({20 - stopped} over all folds, {stopped} stopped early, 0 failed)' in page and '1 more trial was cut short by an interruption' in page
+    assert len(study_figure(summary).axes[0].collections) + len(study_figure(summary).axes[0].lines) >= 3 and 'stopped early' in page and page.count('stopped after') >= stopped
