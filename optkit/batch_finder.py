@@ -8,7 +8,7 @@ __all__ = ['is_out_of_memory', 'accumulation_for', 'Probe', 'predict_limit', 'ne
 # %% ../nbs/02_batch_finder.ipynb #e4358752
 import gc, math, traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 
 import torch

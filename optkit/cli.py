@@ -6,8 +6,8 @@
 __all__ = ['parser', 'main']
 
 # %% ../nbs/05a_cli.ipynb #40e36237
-import argparse, os, shlex, signal, sys
-from dataclasses import asdict, replace
+import argparse, shlex, sys
+from dataclasses import asdict
 from pathlib import Path
 
 from .data import InputError

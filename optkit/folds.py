@@ -6,8 +6,6 @@
 __all__ = ['check_folds', 'split_rows', 'stratified_folds', 'spread']
 
 # %% ../nbs/03a_folds.ipynb #e06f7e29
-from dataclasses import dataclass
-
 import numpy as np
 
 from .data import InputError

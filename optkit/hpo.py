@@ -22,7 +22,6 @@ from tqdm.auto import tqdm
 
 from .batch_finder import is_out_of_memory
 from .data import InputError
-from .hardware import Choice
 
 # %% ../nbs/04_hpo.ipynb #39d95c16
 def simulated_runner(

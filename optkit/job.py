@@ -7,7 +7,7 @@ __all__ = ['DEMO_DATA', 'DEMO_SPACE', 'SPACE', 'EVALUATION', 'STUDY_SHARE', 'STA
            'study_seconds', 'size_job', 'fingerprint', 'check_folder', 'Job', 'bootstrap_score']
 
 # %% ../nbs/04b_job.ipynb #76845d40
-import hashlib, json, math, os, shlex, shutil, sys, time
+import hashlib, json, os, shlex, shutil, sys, time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -18,16 +18,15 @@ import torch
 from fastcore.basics import patch
 from tqdm.auto import tqdm
 
-from .batch_finder import BatchPlan, Probe
-from .data import InputError, MicroBatch, TokenStore, read_table, tokenise
-from .engine import DEMO_MODEL, Engine, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
+from .data import InputError, MicroBatch, read_table, tokenise
+from .engine import DEMO_MODEL, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
 from .folds import check_folds, split_rows, stratified_folds
 from .hardware import detect
 from .hpo import FoldStopping, best_complete, parse_space, sqlite_storage, study_summary, tune
 from .ladder import default_rungs, measure_ladder
 from .precision import choose_precision
 from .timing import provenance, read_json, write_json
-from .trainer import BUILT_IN, METRICS, TrainConfig, Trainer, fold_runner, make_engine, score, signed
+from .trainer import BUILT_IN, METRICS, TrainConfig, Trainer, fold_runner, make_engine, score
 
 # %% ../nbs/04b_job.ipynb #85b24ff5
 DEMO_DATA = Path(__file__).parent / 'data' / 'demo_mails.csv.xz' if '__file__' in globals() else Path('../optkit/data/demo_mails.csv.xz')

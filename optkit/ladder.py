@@ -8,7 +8,7 @@ __all__ = ['BASELINE', 'AGAIN', 'Rung', 'default_rungs', 'ladder_configs', 'rows
 
 # %% ../nbs/03b_ladder.ipynb #7789cdfa
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from .data import TokenStore, padded_tokens, real_tokens, steps
 from .engine import Engine, training_flops
 from .hardware import Hardware
-from .timing import Comparison, Ratio, Record, Variant, compare, mfu
+from .timing import Comparison, Record, Variant, compare, mfu
 from .trainer import TrainConfig, make_engine
 
 # %% ../nbs/03b_ladder.ipynb #092f942a

@@ -9,7 +9,7 @@ __all__ = ['SCHEDULES', 'METRICS', 'BUILT_IN', 'TrainConfig', 'lr_factor', 'scor
 # %% ../nbs/03_trainer.ipynb #3dc1f70d
 import json, math, time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
 from html import escape
 
@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from .data import LAYOUTS, InputError, TokenStore, real_tokens, steps
 from .engine import Engine
-from .precision import Precision, choose_precision
+from .precision import choose_precision
 
 # %% ../nbs/03_trainer.ipynb #0485b6ea
 SCHEDULES, METRICS = ('linear', 'cosine', 'constant'), ('macro_f1', 'accuracy', 'matthews', 'auroc', 'loss')
