@@ -125,6 +125,7 @@ class Table:
     classes: tuple[str, ...] # class names
     source: str # file
     dropped: int = 0 # rows left out because a text was empty
+    groups: np.ndarray | None = None # int64 [rows]; rows of a group belong together, such as the pairs of one document
 
     def __len__(self): return len(self.texts)
     def __repr__(self):
@@ -137,11 +138,12 @@ def read_table(
     text: str, # column of the text
     label: str, # column of the label
     pair: str | None = None, # column of the second text
-    drop_empty: bool = False # leave out rows with an empty text instead of refusing them
+    drop_empty: bool = False, # leave out rows with an empty text instead of refusing them
+    group: str | None = None # column of the group; a group is never split
 ) -> Table:
     "Texts and labels of a file. Raises `InputError` that names the file, column and row of what is wrong."
     frame = read_frame(path)
-    columns = {name: _column(frame, name, path) for name in (text, pair, label) if name}
+    columns = {name: _column(frame, name, path) for name in (text, pair, label, group) if name}
     gaps = {name: missing_rows(columns[name]) for name in (text, pair) if name}
     for name, rows in gaps.items():
         if rows and not drop_empty: raise InputError(f"{path}: column '{name}' is empty in {len(rows)} rows ({_first(rows)}); remove these rows or pass --drop-empty")
@@ -149,7 +151,9 @@ def read_table(
     keep = lambda name: [v for n, v in enumerate(columns[name]) if n not in out]
     if len(out) == len(frame): raise InputError(f"{path}: no row is left without an empty text")
     labels, classes = parse_labels(keep(label), label, str(path))
-    return Table(keep(text), keep(pair) if pair else None, labels, classes, str(path), len(out))
+    if group and (none := missing_rows(keep(group))): raise InputError(f"{path}: column '{group}' has no group in {len(none)} rows ({_first(none)}); name one for each row")
+    groups = np.unique(keep(group), return_inverse=True)[1] if group else None
+    return Table(keep(text), keep(pair) if pair else None, labels, classes, str(path), len(out), groups)
 
 # %% ../nbs/02a_data.ipynb #03f8bf35
 def _keep(first, second, room):

@@ -16,6 +16,7 @@ import numpy as np
 import optuna
 from filelock import FileLock
 from sqlalchemy import URL
+from sqlalchemy.exc import DatabaseError
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 from tqdm.auto import tqdm
@@ -44,7 +45,7 @@ def simulated_runner(
 @dataclass(frozen=True)
 class FoldStopping:
     "When a trial is given up between folds; every number is about scores where higher is better"
-    risk: float = .1 # chance that a trial as good as the target is stopped
+    risk: float = .1 # chance, given the folds so far, that a trial stopped at the limit would have reached the target's mean over all folds
     top: int = 5 # complete trials that make the target
     full_first: int | None = None # the first trials run all folds; None: a third of the study, between 3 and 20
     full_share: float = .05 # of the later trials run all folds whatever they score, so that the table stays honest
@@ -103,9 +104,9 @@ def parse_space(
     text: str # 'lr=1e-5..1e-3:log', 'epochs=1..4' or 'effective_batch=8,16'
 ) -> tuple[str, BaseDistribution]: # name, distribution
     "One parameter of a search space from its short form. Raises `InputError`."
-    name, _, values = text.partition('=')
+    name, _, values = (part.strip() for part in text.partition('='))
     try:
-        if not name.strip() or '...' in values: raise ValueError('the name is missing' if not name.strip() else 'three dots')
+        if not name or '...' in values: raise ValueError('three dots' if name else 'the name is missing')
         if '..' not in values: return name, CategoricalDistribution([_number(v) for v in values.split(',') if v.strip()])
         bounds, _, kind = values.partition(':')
         low, high = (_number(v) for v in bounds.split('..'))
@@ -130,8 +131,10 @@ def sqlite_storage(
 ) -> optuna.storages.RDBStorage:
     "Optuna's relational storage on a SQLite file"
     url = URL.create('sqlite', database=str(path)).render_as_string(hide_password=False) # quotes what a folder's name may hold
-    with _silent(), FileLock(f'{path}-lock'): # one process makes the tables
-        return optuna.storages.RDBStorage(url, engine_kwargs=dict(connect_args=dict(timeout=60)))
+    try:
+        with _silent(), FileLock(f'{path}-lock'): # one process makes the tables
+            return optuna.storages.RDBStorage(url, engine_kwargs=dict(connect_args=dict(timeout=60)))
+    except (DatabaseError, RuntimeError) as exc: raise InputError(f'{path}: is no study database or is damaged ({str(exc).splitlines()[0][:120]}); use another run folder') from None
 
 class _silent:
     "No messages of Optuna inside"
@@ -158,9 +161,9 @@ def requeue_interrupted(study: optuna.Study) -> int: # how many
     left = [t for t in study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
     for trial in left:
         done = {k: trial.user_attrs[k] for k in ('fold_scores', 'seconds', 'epochs', 'folds') if k in trial.user_attrs}
-        if len(trial.params): study.enqueue_trial(trial.params, user_attrs=dict(done, resumed_from=trial.number))
         study._storage.set_trial_user_attr(trial._trial_id, 'interrupted', True)
         study.tell(trial.number, state=TrialState.FAIL)
+        if len(trial.params): study.enqueue_trial(trial.params, user_attrs=dict(done, resumed_from=trial.number))
     return len(left)
 
 # %% ../nbs/04_hpo.ipynb #185a383e
@@ -256,7 +259,7 @@ def study_summary(
     study: optuna.Study,
     metric: str, # name of the score
     planned: int, # trials
-    full_epochs: int, # epochs of a trial that runs all folds to the end
+    full_epochs: int, # epochs of a trial that runs all folds to the end, where `epochs` is not searched
     stopping: FoldStopping | None = None
 ) -> dict: # plain values, for study.json
     "Everything that the report shows of a study"
@@ -267,5 +270,5 @@ def study_summary(
                    resumed_from=t.user_attrs.get('resumed_from')) for t in study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
     best, over = best_complete(study), [t for t in trials if t['state'] in ('complete', 'stopped', 'failed')]
     return dict(name=study.study_name, metric=metric, direction='minimize' if sign < 0 else 'maximize', trials=trials, best=best.number if best else None, planned=planned,
-                folds=study.user_attrs.get('folds'), epochs_spent=sum(t['epochs'] or 0 for t in over), epochs_full=full_epochs * len(over),
+                folds=study.user_attrs.get('folds'), epochs_spent=sum(t['epochs'] or 0 for t in over), epochs_full=sum(t['params']['epochs'] * study.user_attrs['folds'] if 'epochs' in t['params'] else full_epochs for t in over),
                 controller=asdict(stopping) if stopping else None)
