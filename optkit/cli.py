@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     tune = make('tune', 'the main job on your own data'); _job_options(tune)
     for name, text in (('--data', 'table: .csv, .tsv, .jsonl (also .gz or .xz) or .parquet'), ('--text', 'column of the text'), ('--label', 'column of the label'),
                        ('--model', "local folder or name on the hub; 'demo' for the packaged model")): tune.add_argument(name, required=True, help=text)
-    tune.add_argument('--pair', help='column of the second text'); tune.add_argument('--title', help='title of the report')
+    tune.add_argument('--pair', help='column of the second text'); tune.add_argument('--group', help='column of the group, such as the document; a group is never split'); tune.add_argument('--title', help='title of the report')
     tune.add_argument('--drop-empty', action='store_true', default=None, help='leave out rows with an empty text')
     tune.add_argument('--no-model', dest='save_model', action='store_const', const=False, help='do not keep the refitted model')
     _bench_options(make('bench', 'measure the ladder of optimizations and write a record'))
@@ -89,6 +89,8 @@ def _bench(args):
     from optkit.report import row_verdict
     from optkit.timing import save_records
     from optkit.trainer import TrainConfig
+    for name, low in (('effective_batch', 1), ('rounds', 5), ('max_length', 8)):
+        if getattr(args, name) < low: raise InputError(f'--{name.replace("_", "-")} is {getattr(args, name)}, expected at least {low}')
     hardware, tokenizer = detect(), load_tokenizer(args.model)
     table = read_table(DEMO_DATA, 'subject', 'label', 'body')
     if not 1 <= args.rows <= len(table): raise InputError(f'--rows is {args.rows}, expected 1 to {len(table)}')

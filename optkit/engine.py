@@ -307,12 +307,12 @@ def plan_batch(
     store: TokenStore, # on the engine's device
     effective: int, # rows of an optimizer step
     headroom: float = .02, # share of the card's memory that stays free
-    limit: int | None = None # largest size to try; None: 4096 on a GPU, `effective` elsewhere
+    limit: int | None = None # largest size to try; None: 4096 on a GPU; elsewhere `effective`, at most 64, since a system kills where a GPU refuses
 ) -> BatchPlan:
     "Find the physical batch with real steps and leave the engine as it was"
     cuda = engine.device.type == 'cuda'
     capacity = torch.cuda.mem_get_info()[1] if cuda else None
-    probe, limit = StepProbe(engine, store), limit or (4096 if cuda else effective)
+    probe, limit = StepProbe(engine, store), limit or (4096 if cuda else min(effective, 64))
     with engine.preserved(): return find_batch_size(probe, effective, start=min(effective, limit), limit=limit, headroom=headroom, capacity=capacity, longest=probe.longest)
 
 # %% ../nbs/02b_engine.ipynb #a36a6833

@@ -679,7 +679,9 @@ def _sections(run, wrong):
 
 def _page(run, wrong):
     "The report as HTML text"
-    about, absent = run['run'] or {}, [f'{o}.json' for o in wrong]
+    about = run['run'] or {}
+    wanted = lambda name: name != 'ladder' or (about.get('settings') or {}).get('ladder') is not False # it was not asked for
+    absent = [f'{o}.json' for o in wrong if wanted(o)]
     started = str(about.get('started') or '')[:16].replace('T', ' ')
     source = (resources.files('optkit')/'data'/'report.html.j2').read_text('utf-8')
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True).from_string(source)

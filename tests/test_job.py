@@ -155,9 +155,19 @@ BAD = {
     'an unknown metric': (lambda p: table(p, rows()), ('--metric', 'bleu'), "metric is 'bleu'"),
     'a bad space': (lambda p: table(p, rows()), ('--space', 'lr=high'), 'space lr=high'),
     'a space that crosses a bound': (lambda p: table(p, rows()), ('--space', 'warmup=0.0..1.5'), 'space warmup=1.5'),
-    'too few rows asked for': (lambda p: table(p, rows()), ('--rows', '2'), 'rows is 2, expected at least 6'),
+    'too few rows asked for': (lambda p: table(p, rows()), ('--rows', '2'), 'rows is 2, expected 6 (one of each label for each fold)'),
     'a space of a fixed switch': (lambda p: table(p, rows()), ('--space', 'precision=bf16,fp32'), 'precision'),
     'a length beyond the model': (lambda p: table(p, rows()), ('--max-length', '4000'), 'max_length is 4000, the model takes at most'),
+    'a budget without end': (lambda p: table(p, rows()), ('--budget', 'inf'), 'budget_s is inf'),
+    'a rate without end': (lambda p: table(p, rows()), ('--lr', 'inf'), 'lr is inf'),
+    'a negative seed': (lambda p: table(p, rows()), ('--seed', '-1'), 'seed is -1'),
+    'a seed too large': (lambda p: table(p, rows()), ('--seed', '99999999999999999999'), 'seed is 9999'),
+    'a step larger than the data': (lambda p: table(p, rows()), ('--effective-batch', '100000'), 'effective_batch is 100000'),
+    'more rows than there are': (lambda p: table(p, rows()), ('--rows', '41'), 'rows is 41'),
+    'a search over the metric': (lambda p: table(p, rows()), ('--space', 'metric=loss,accuracy'), "'metric' cannot be searched"),
+    'a search over the seed': (lambda p: table(p, rows()), ('--space', 'seed=1..5'), "'seed' cannot be searched"),
+    'no group column': (lambda p: table(p, rows()), ('--group', 'document'), "no column 'document'"),
+    'too few groups': (lambda p: table(p, rows()), ('--group', 'y'), '2 groups for 4 parts'),
     'no trials': (lambda p: table(p, rows()), ('--trials', '0'), 'trials is 0, expected at least 1'),
 }
 
@@ -208,6 +218,96 @@ def test_labels_may_be_words_numbers_or_floats_that_are_whole(folder, tmp_path):
     for labels, names in (((0, 1), ['0', '1']), ((0., 1.), ['0', '1']), (('no', 'yes'), ['no', 'yes'])):
         table(tmp_path / 'my.csv', [(a, b, labels[y == 'spam']) for a, b, y in rows()])
         assert list(Job(config(folder, tmp_path / 'run', data=str(tmp_path / 'my.csv')), progress=False).table.classes) == names
+
+
+@pytest.mark.parametrize('out', ['afile', 'afile/run'])
+def test_a_folder_that_cannot_be_made(folder, tmp_path, capsys, out):
+    (tmp_path / 'afile').touch()
+    assert main(arguments(folder, tmp_path / out)) == 2
+    assert 'is a file, expected a folder' in capsys.readouterr().err and [p.name for p in tmp_path.iterdir()] == ['afile']
+
+
+# --- a second start
+
+@pytest.mark.parametrize('changes', [dict(epochs=2), dict(rows=90), dict(max_length=40), dict(lr=1e-3), dict(effective_batch=8), dict(budget_s=99.), dict(seed=1), dict(metric='accuracy'),
+                                     dict(precision=None), dict(folds=4), dict(space=('lr=1e-4..1e-2:log',)), dict(drop_empty=True)], ids=str)
+def test_a_second_start_with_other_options_is_refused(folder, finished, changes):
+    if changes == dict(precision=None) and Job(config(folder, finished.parent / 'other', precision=None), progress=False).precision.compute.value == 'fp32': pytest.skip('this machine chooses fp32 by itself')
+    with pytest.raises(InputError, match=f"belongs to another study .*{[*changes][0]}"): Job(config(folder, finished, **changes), progress=False)
+
+
+@pytest.fixture(scope='module')
+def finished(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp('finished') / 'run'
+    run(config(folder, out))
+    return out
+
+
+def test_other_weights_of_the_same_shape_are_another_study(folder, finished, tmp_path):
+    import shutil
+    shutil.copytree(folder / 'model', tmp_path / 'model')
+    example_model(seed=5).save_pretrained(tmp_path / 'model')
+    with pytest.raises(InputError, match='belongs to another study .weights'): Job(config(folder, finished, model=str(tmp_path / 'model')), progress=False)
+
+
+@pytest.mark.parametrize('name', ['decisions', 'speed', 'plan', 'data', 'batch', 'train', 'study', 'final', 'timings'])
+@pytest.mark.parametrize('content', ['{"rows": 1', '3'])
+def test_a_damaged_file_is_named(folder, finished, tmp_path, capsys, name, content):
+    import shutil
+    out = tmp_path / 'run'
+    shutil.copytree(finished, out)
+    (out / f'{name}.json').write_text(content)
+    if name == 'timings': (out / 'final.json').unlink()
+    with pytest.raises(InputError, match=f'{name}.json: cannot be read'): run(config(folder, out))
+
+
+def test_a_damaged_database_is_named(folder, finished, tmp_path):
+    import shutil
+    shutil.copytree(finished, tmp_path / 'run')
+    (tmp_path / 'run' / 'study.json').unlink()
+    (tmp_path / 'run' / 'study.db').write_bytes(b'not a database' * 100)
+    with pytest.raises(InputError, match='study.db: is no study database or is damaged'): run(config(folder, tmp_path / 'run'))
+
+
+def test_a_study_never_goes_on_over_other_rows(folder, tmp_path):
+    "Held-out rows do not depend on the search's size, and trials of other rows are refused"
+    out = tmp_path / 'run'
+    run(config(folder, out, rows=120))
+    held = read_json(out / 'data.json')['heldout']
+    for name in ('plan', 'data', 'study'): (out / f'{name}.json').unlink()
+    fingerprint = read_json(out / 'run.json')
+    fingerprint['fingerprint']['rows'] = 60
+    (out / 'run.json').write_text(json.dumps(fingerprint))
+    with pytest.raises(InputError, match='its trials saw other rows'): run(config(folder, out, rows=60))
+    assert read_json(out / 'data.json')['heldout'] == held
+
+
+def test_epochs_can_be_searched(folder, tmp_path):
+    run(config(folder, tmp_path / 'run', space=('lr=3e-4..1e-2:log', 'epochs=1..3')))
+    study, final = read_json(tmp_path / 'run' / 'study.json'), read_json(tmp_path / 'run' / 'final.json')
+    assert final['epochs'] == final['params']['epochs']
+    complete = [t for t in study['trials'] if t['state'] == 'complete']
+    assert complete and all(t['epochs'] == 3 * t['params']['epochs'] for t in complete)
+    assert study['epochs_full'] == sum(3 * t['params']['epochs'] for t in study['trials'])
+
+
+def test_groups_are_never_split(folder, tmp_path):
+    pairs = pd.read_csv(folder / 'data.csv')
+    pairs['document'] = [f'document {n // 5}' for n in range(len(pairs))]
+    pairs.to_csv(tmp_path / 'my.csv', index=False)
+    job = Job(config(folder, tmp_path / 'run', data=str(tmp_path / 'my.csv'), group='document', trials=2, epochs=1), progress=False, say=lambda text: None, command='test')
+    job.run()
+    data = read_json(tmp_path / 'run' / 'data.json')
+    groups = lambda rows: {pairs.document[n] for n in rows}
+    assert not groups(data['search']) & groups(data['heldout'])
+    assert all(not groups(train) & groups(valid) for train, valid in job._ready()[2])
+
+
+def test_shared_texts_between_search_and_held_out_rows_are_said(folder, tmp_path):
+    table(tmp_path / 'my.csv', [(f'w{n % 10}', f'w{n}', 'ham' if n % 3 else 'spam') for n in range(80)])
+    run(config(folder, tmp_path / 'run', data=str(tmp_path / 'my.csv'), trials=2, epochs=1))
+    said = {d['what']: d for d in read_json(tmp_path / 'run' / 'decisions.json')}['held-out rows']
+    assert said['value'] == '20 of 20 share their a with a row of the search' and '--group' in said['reason']
 
 
 # --- size
