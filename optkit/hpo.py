@@ -206,7 +206,7 @@ def _fail(study, trial, exc):
     study.tell(trial, state=TrialState.FAIL)
 
 # %% ../nbs/04_hpo.ipynb #51939828
-def _create(storage, name, seed, n_folds):
+def _create(storage, name, seed, n_folds, identity):
     with _silent():
         study = optuna.create_study(storage=storage, study_name=name, direction='maximize', load_if_exists=True, pruner=optuna.pruners.NopPruner())
         # the same seed after a resume would repeat the same suggestions
@@ -214,6 +214,9 @@ def _create(storage, name, seed, n_folds):
     folds = study.user_attrs.get('folds', n_folds)
     if folds != n_folds: raise InputError(f'study {name!r} has {folds} folds, {n_folds} were asked for; use another run folder')
     study.set_user_attr('folds', n_folds)
+    for key, value in identity.items():
+        if study.user_attrs.get(key, value) != value: raise InputError(f'study {name!r}: its trials were made with another {key}; use another run folder')
+        study.set_user_attr(key, value)
     return study
 
 # %% ../nbs/04_hpo.ipynb #0449fe85
@@ -227,13 +230,14 @@ def tune(
     stopping: FoldStopping | None = FoldStopping(), # None: every trial runs all folds
     seed: int = 0,
     first: list[dict] = (), # parameters to try first
+    identity: dict | None = None, # what scores depend on beside the parameters; a study with other values is refused
     on_epoch: Callable[[int, int, float], None] | None = None, # called with (fold, epoch, score)
     on_trial: Callable[[optuna.Study, FrozenTrial], None] | None = None, # called after each trial
     progress: bool = True
 ) -> optuna.Study: # maximised; `best_complete` gives its winner
     "Search with folds, fold-level stopping and resume. Out of memory and NaN end a trial, anything else ends the study."
     if n_folds < 2: raise ValueError(f'n_folds is {n_folds}, expected at least 2')
-    study = _create(storage, name, seed, n_folds)
+    study = _create(storage, name, seed, n_folds, identity or {})
     if not study.get_trials(deepcopy=False):
         for params in first: study.enqueue_trial(params)
     requeue_interrupted(study)

@@ -15,7 +15,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
-import optuna
 import torch
 from fastcore.basics import patch
 from tqdm.auto import tqdm
@@ -408,7 +407,6 @@ def _unfinished(self: Job, summary): # more trials asked for than the study hold
 def _do_study(self: Job):
     store, _, folds = self._ready()
     c, stopping, epochs, storage = self.config, FoldStopping(), self._plan['epochs'], sqlite_storage(self.folder / 'study.db')
-    self._same_rows(storage)
     searched = self.space.get('epochs')
     most = max(searched.choices) if hasattr(searched, 'choices') else searched.high if searched else epochs
     with tqdm(total=len(folds) * most, desc='trial', unit='epoch', disable=not self.progress, leave=False) as bar:
@@ -416,7 +414,7 @@ def _do_study(self: Job):
         runner = fold_runner(self._engine_now(), store, folds, self._base(epochs=epochs, physical_batch=self._batch['physical']))
         summarise = lambda study: study_summary(study, c.metric, self._trials(), epochs * len(folds), stopping)
         study = tune(runner, self.space, self._trials(), c.folds, storage, stopping=stopping, seed=c.seed, progress=self.progress,
-                     first=[self._first()], on_epoch=on_epoch, on_trial=lambda study, _: write_json(self.path('study_so_far'), summarise(study)))
+                     first=[self._first()], identity=dict(rows=self._rows_digest()), on_epoch=on_epoch, on_trial=lambda study, _: write_json(self.path('study_so_far'), summarise(study)))
     self.path('study_so_far').unlink(missing_ok=True)
     if (best := best_complete(study)) is None: self.say('study: no trial ran all folds')
     else: self.say(f'study: best {c.metric} {abs(best.value):.4f} (trial {best.number}), {", ".join(f"{k}={v:.3g}" for k, v in best.params.items() if isinstance(v, (int, float)))}')
@@ -424,14 +422,9 @@ def _do_study(self: Job):
     return summarise(study)
 
 @patch
-def _same_rows(self: Job, storage):
-    "The trials that are there saw these rows and this size, or the study is refused"
-    size = json.dumps([self._plan[k] for k in ('epochs', 'max_length')] + [self._data['search']])
-    digest, names = hashlib.sha256(size.encode()).hexdigest(), [s.study_name for s in optuna.get_all_study_summaries(storage)]
-    if 'optkit' not in names:
-        return optuna.create_study(storage=storage, study_name='optkit', direction='maximize').set_user_attr('rows', digest)
-    if optuna.load_study(study_name='optkit', storage=storage).user_attrs.get('rows', digest) != digest:
-        raise InputError(f'{self.folder}/study.db: its trials saw other rows than {self.folder}/plan.json and data.json say; use another run folder')
+def _rows_digest(self: Job): # what the trials of a study saw
+    seen = [self._plan['epochs'], self._plan['max_length'], self._data['search']]
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
 
 @patch
 def _first(self: Job): # the first trial: the configuration that the first training used, where the space holds it
