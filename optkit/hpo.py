@@ -215,7 +215,7 @@ def _create(storage, name, seed, n_folds, identity):
     if folds != n_folds: raise InputError(f'study {name!r} has {folds} folds, {n_folds} were asked for; use another run folder')
     study.set_user_attr('folds', n_folds)
     for key, value in identity.items():
-        if study.user_attrs.get(key, value) != value: raise InputError(f'study {name!r}: its trials were made with another {key}; use another run folder')
+        if study.user_attrs.get(key, value) != value: raise InputError(f'study {name!r}: its trials were made with other {key}; use another run folder')
         study.set_user_attr(key, value)
     return study
 

@@ -278,7 +278,7 @@ def test_a_study_never_goes_on_over_other_rows(folder, tmp_path):
     fingerprint = read_json(out / 'run.json')
     fingerprint['fingerprint']['rows'] = 60
     (out / 'run.json').write_text(json.dumps(fingerprint))
-    with pytest.raises(InputError, match='its trials were made with another rows'): run(config(folder, out, rows=60))
+    with pytest.raises(InputError, match='its trials were made with other rows'): run(config(folder, out, rows=60))
     assert read_json(out / 'data.json')['heldout'] == held
 
 
