@@ -171,15 +171,15 @@ def _ladder(comparison, configs, rungs, plans, losses, store, model, hardware):
         before = before_of.get(name)
         ratio = lambda against: None if against is None else asdict(comparison.ratio(name, against))
         records.append(Record(variant=name, baseline='baseline', claim=here.claim, label=here.label, aside=here.aside,
-            ratio=ratio('baseline') if n else dict(p50=1., low=1., high=1.), ratio_before=ratio(before), repeats=comparison.rounds, warm_up=comparison.warm_up,
+            ratio=ratio('baseline') if n else dict(p50=1., low=1., high=1.), ratio_before=ratio(before), repeats=comparison.rounds, warm_up=comparison.warm_up, disturbed=sum(counts for *_, counts in comparison.disturbed),
             loss=dict(value=losses[of][0], difference=losses[of][0] - losses['baseline'][0]), peak_bytes=losses[of][1],
-            **_rates(comparison.seconds[name], plans[of], store, model, peak)))
+            **_rates(comparison.seconds[name], comparison.numbers, plans[of], store, model, peak)))
     c = configs['baseline']
     return Ladder(tuple(records), comparison, f'{c.effective_batch} rows an optimizer step, at most {store.max_length} tokens, {hardware.gpu.name if hardware.gpu else hardware.cpu.model}; '
                   f'{comparison.rounds} rounds, {comparison.confidence:.0%} intervals; MFU against the dense BF16 peak')
 
-def _rates(seconds, plan, store, model, peak):
-    rounds, seconds = [plan[n % len(plan)] for n in range(len(seconds))], np.asarray(seconds)
+def _rates(seconds, numbers, plan, store, model, peak):
+    rounds, seconds = [plan[n % len(plan)] for n in numbers], np.asarray(seconds)
     count = lambda f: np.array([f(s) for s in rounds])
     flops = count(lambda s: training_flops(model, np.concatenate([store.lengths[m.rows] for m in s])))
     return dict(seconds=_quantiles(seconds), samples_per_s=_quantiles(count(lambda s: sum(len(m.rows) for m in s)) / seconds),

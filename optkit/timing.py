@@ -4,22 +4,25 @@
 
 # %% auto #0
 __all__ = ['LABELS', 'write_json', 'read_json', 'commit', 'provenance', 'Ratio', 'sign_rank', 'median_ratio', 'looks', 'Variant',
-           'Comparison', 'synchroniser', 'order', 'compare', 'SimulatedClock', 'Record', 'mfu', 'quantiles', 'record',
-           'save_records', 'load_records']
+           'Comparison', 'synchroniser', 'settled', 'order', 'Reading', 'disturbance', 'Watch', 'Usage', 'kernel_use',
+           'measure_usage', 'compare', 'SimulatedClock', 'Record', 'mfu', 'quantiles', 'record', 'save_records',
+           'load_records', 'ratio_between']
 
 # %% ../nbs/00a_timing.ipynb #42a8b475
-import dataclasses, gc, json, math, os, shlex, subprocess, sys, time, warnings
+import dataclasses, gc, json, math, os, re, shlex, subprocess, sys, tempfile, time, warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import psutil
 import torch
 from tqdm.auto import tqdm
 
-from .hardware import Hardware, html_table, size
+from .hardware import _SLOW as SLOW, cgroup_folders, html_table
 
 # %% ../nbs/00a_timing.ipynb #9e4695cf
 def _plain(value):
@@ -149,7 +152,12 @@ class Comparison:
     seed: int = 0
     setup_seconds: dict = field(default_factory=dict)    # name: seconds of its setup
     warm_up_seconds: dict = field(default_factory=dict)  # name: seconds of its burn-in, where compilation shows
-    peak_bytes: dict = field(default_factory=dict)       # name: peak of the CUDA allocator in one step, or None
+    peak_bytes: dict = field(default_factory=dict)       # name: peak of the CUDA allocator in one step with all that the process holds, or None
+    step_bytes: dict = field(default_factory=dict)       # name: how far that is above what was held before the step, or None
+    numbers: tuple = ()                                  # of the rounds that count, as the steps were given them
+    disturbed: tuple = ()                                # (number, why, whether it counts nevertheless) of rounds with something else going on
+    watched: dict = field(default_factory=dict)          # name of a reading: lowest and highest value during the rounds
+    usage: dict = field(default_factory=dict)            # name: `Usage`
 
     def ratio(self, name,     # a variant
               against=None):  # another one; the baseline if left out
@@ -168,12 +176,19 @@ class Comparison:
         "A row for each variant: name, median seconds, ratio to the baseline, ratio to the row before"
         return [(n, float(np.median(self.seconds[n])), self.ratio(n), self.before(n)) for n in self.names]
 
-    def _foot(self): return f'{self.rounds} rounds after {self.warm_up} to warm up; stopped: {self.stopped}; intervals {self.confidence:.2%}'
+    def _foot(self):
+        repeated = sum(not counts for *_, counts in self.disturbed)
+        return '; '.join([f'{self.rounds} rounds after {self.warm_up} to warm up', *([f'{repeated} disturbed rounds repeated'] * (repeated > 0)),
+                          *([f'{len(self.disturbed) - repeated} disturbed rounds counted'] * (len(self.disturbed) > repeated)),
+                          *sorted({why for _, why, _ in self.disturbed}), f'stopped: {self.stopped}', f'intervals {self.confidence:.2%}',
+                          *(f'{k} {low:g} to {high:g}' for k, (low, high) in self.watched.items())])
     def __repr__(self):
         wide = max(map(len, self.names))
-        return '\n'.join([f'{n:{wide}}  {s * 1e3:10.3f} ms  {r}  before {b}' for n, s, r, b in self.rows()] + [self._foot()])
+        used = [f'{n:{wide}}  {u}' for n, u in self.usage.items()]
+        return '\n'.join([f'{n:{wide}}  {s * 1e3:10.3f} ms  {r}  before {b}' for n, s, r, b in self.rows()] + used + [self._foot()])
     def _repr_html_(self):
-        return html_table([(n, f'{s * 1e3:.3f} ms, {r}, against the row before {b}') for n, s, r, b in self.rows()], self._foot())
+        used = lambda n: f', {self.usage[n]}' if n in self.usage else ''
+        return html_table([(n, f'{s * 1e3:.3f} ms, {r}, against the row before {b}{used(n)}') for n, s, r, b in self.rows()], self._foot())
 
 # %% ../nbs/00a_timing.ipynb #487b9c9b
 def synchroniser(device):  # 'cpu', 'cuda', 'cuda:1', 'mps'
@@ -182,17 +197,23 @@ def synchroniser(device):  # 'cpu', 'cuda', 'cuda:1', 'mps'
     return {'cuda': lambda: torch.cuda.synchronize(device), 'mps': torch.mps.synchronize, 'cpu': lambda: None}[kind]
 
 
-def _burn_in(variants, rounds, timed, device):
-    "Set each variant up and run it `rounds` times; seconds of both, and the peak memory of the last step"
-    setup, spent, peak = {}, {v.name: 0. for v in variants}, {v.name: None for v in variants}
+def settled(times):  # seconds of one variant's steps so far
+    "Whether the last step was no longer much faster than the best before it: nothing is being compiled or warmed any more"
+    return len(times) > 1 and times[-1] > .9 * min(times[:-1])
+
+
+def _burn_in(variants, least, most, timed, device):
+    "Set each variant up and run it until it has settled; seconds of both, peak memory of the last step, that above what was held before it, and rounds"
+    setup, spent, peak, above, rounds = {}, {v.name: [] for v in variants}, {v.name: None for v in variants}, {v.name: None for v in variants}, 0
     for v in variants: setup[v.name] = timed(lambda _: v.setup(), 0) if v.setup else 0.
     cuda = torch.device(device).type == 'cuda'
-    for n in range(rounds):
+    while rounds < least or least and rounds < most and not all(map(settled, spent.values())):
         for v in variants:
-            if cuda: torch.cuda.reset_peak_memory_stats(device)
-            spent[v.name] += timed(v.step, n)
-            if cuda: peak[v.name] = torch.cuda.max_memory_allocated(device)
-    return setup, spent, peak
+            if cuda: held = torch.cuda.reset_peak_memory_stats(device) or torch.cuda.memory_allocated(device)
+            spent[v.name].append(timed(v.step, rounds))
+            if cuda: peak[v.name], above[v.name] = (torch.cuda.max_memory_allocated(device) - n for n in (0, held))
+        rounds += 1
+    return dict(setup_seconds=setup, warm_up_seconds={n: sum(s) for n, s in spent.items()}, peak_bytes=peak, step_bytes=above, warm_up=rounds)
 
 
 def order(names, number):  # of the round, from 0
@@ -200,6 +221,157 @@ def order(names, number):  # of the round, from 0
     names, shift = list(names), -number % len(names)
     turned = names[shift:] + names[:shift]
     return turned[::-1] if number // len(names) % 2 else turned
+
+# %% ../nbs/00a_timing.ipynb #789ee5a3
+class Reading(NamedTuple):
+    "One look at the machine; seconds are totals since it was started"
+    at: float                          # seconds of a clock that never stands still
+    busy: float = 0.                   # processor seconds of all processes
+    own: float = 0.                    # of this process and its children
+    stolen: float = 0.                 # that a hypervisor gave to others
+    held_back: float = 0.              # seconds in which the container's quota was used up
+    slowed: str = ''                   # why the card holds its clocks down
+    tenants: frozenset = frozenset()   # other processes that compute on the GPU
+    clock_mhz: int | None = None
+    temperature_c: int | None = None
+
+
+def disturbance(before, after,  # two readings
+                cores):         # processors that the machine has
+    "What disturbed the time between two readings, in words; nothing if it was quiet"
+    seconds = after.at - before.at
+    if seconds <= 0: return ''
+    busy, own, stolen, held = ((getattr(after, k) - getattr(before, k)) / seconds for k in ('busy', 'own', 'stolen', 'held_back'))
+    others, few = busy - own, max(.1, .03 / seconds)  # the counters go in steps of 10 ms
+    if after.slowed: return f'the GPU was slowed down by {after.slowed}'
+    if new := after.tenants - before.tenants: return f'another process came to the GPU ({", ".join(map(str, sorted(new)))})'
+    if others > few and busy > .95 * cores: return 'other processes left no processor free'
+    if stolen > few: return 'the hypervisor took processor time'
+    if held > few: return 'the quota of the container was used up'
+    return ''
+
+# %% ../nbs/00a_timing.ipynb #94e9f593
+def _own_seconds(process):
+    "Processor seconds of this process, of its children, and of those that are gone"
+    spent = lambda p: (t := p.cpu_times()) and t.user + t.system
+    total = spent(process) + sum(process.cpu_times()[2:4])
+    for child in process.children(recursive=True):
+        try: total += spent(child)
+        except psutil.Error: pass
+    return total
+
+
+def _held_back(root='/'):
+    "Seconds in which the quota of any group above this process was used up"
+    def seconds(folder):
+        try: found = re.search(r'^throttled_(usec|time) (\d+)', (folder / 'cpu.stat').read_text(), re.M)
+        except OSError: return 0.
+        return int(found[2]) / (1e6 if found[1] == 'usec' else 1e9) if found else 0.
+    return max((seconds(folder) for _, folder in cgroup_folders('cpu', root)), default=0.)
+
+
+def _nvml(device):
+    "The management library and its handle of a CUDA device; (None, None) where it does not answer"
+    if torch.device(device).type != 'cuda': return None, None
+    try:
+        import pynvml
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(('GPU-', 'MIG-')) else f'GPU-{uuid}')
+    except Exception: return None, None  # no library, no driver, a slice that it does not know: there is nothing to read then
+
+
+def _ask(nvml, handle, name, *args):
+    try: return getattr(nvml, name)(handle, *args)
+    except Exception: return None  # not on this card, or not for this user
+
+
+class Watch:
+    "Looks at the machine between rounds"
+    def __init__(self, device='cpu'):
+        self.device, self.process, self.cores = device, psutil.Process(), psutil.cpu_count() or 1
+        self.nvml, self.handle = _nvml(device)
+        self.readings = [self.read()]
+
+    def read(self):
+        "A `Reading` of now"
+        times = psutil.cpu_times()
+        busy = sum(getattr(times, k, 0.) for k in ('user', 'system', 'nice', 'irq', 'softirq'))
+        return Reading(time.monotonic(), busy, _own_seconds(self.process), getattr(times, 'steal', 0.), _held_back(), **self._card())
+
+    def _card(self):
+        if self.handle is None: return {}
+        ask = lambda *words: _ask(self.nvml, self.handle, *words)
+        reasons = ask('nvmlDeviceGetCurrentClocksEventReasons') or ask('nvmlDeviceGetCurrentClocksThrottleReasons') or 0
+        return dict(slowed=', '.join(text for bit, text in SLOW.items() if reasons & bit), clock_mhz=ask('nvmlDeviceGetClockInfo', 1),
+                    temperature_c=ask('nvmlDeviceGetTemperature', 0),
+                    tenants=frozenset(p.pid for p in ask('nvmlDeviceGetComputeRunningProcesses') or () if p.pid != os.getpid()))
+
+    def judge(self, now=False):
+        "What disturbed the time since the last look, nothing if it was quiet; None if that is too short to tell and need not be told `now`"
+        if not now and time.monotonic() - self.readings[-1].at < .25: return None
+        self.readings.append(self.read())
+        return disturbance(*self.readings[-2:], self.cores)
+
+    def summary(self):
+        "The lowest and highest clock and temperature that were seen"
+        seen = {k: [v for r in self.readings if (v := getattr(r, k)) is not None] for k in ('clock_mhz', 'temperature_c')}
+        return {k: (min(v), max(v)) for k, v in seen.items() if v}
+
+# %% ../nbs/00a_timing.ipynb #ee30e843
+@dataclass(frozen=True, repr=False)
+class Usage:
+    "What one step takes beside its time; None where it cannot be read"
+    kernels: int | None = None             # that the GPU ran, those of a replayed graph included
+    busy: float | None = None              # share of a step in which the GPU computed or copied
+    gpu_utilization: float | None = None   # as the management library says it: share of time with any kernel
+    cpu_cores: float | None = None         # processors that this process kept busy
+    joules: float | None = None            # of the card, a step
+
+    def __repr__(self):
+        shown = [('{} kernels', self.kernels), ('GPU busy {:.0%}', self.busy), ('GPU utilisation {:.0%}', self.gpu_utilization),
+                 ('{:.1f} processors busy', self.cpu_cores), ('{:.3g} J', self.joules)]
+        return ', '.join(text.format(value) for text, value in shown if value is not None)
+
+
+def kernel_use(events):  # `traceEvents` of a trace of the profiler
+    "How many kernels ran on the GPU, and the seconds in which it computed or copied, those at the same time counted once"
+    work = sorted((e['ts'], e['ts'] + e['dur'], e['cat']) for e in events if e.get('cat') in ('kernel', 'gpu_memcpy', 'gpu_memset') and 'dur' in e)
+    busy, until = 0., -math.inf
+    for start, end, _ in work:
+        busy += max(0., end - max(start, until))
+        until = max(until, end)
+    return sum(cat == 'kernel' for *_, cat in work), busy / 1e6
+
+
+def _trace(step, number, wait):
+    "The events of one profiled step"
+    from torch.profiler import ProfilerActivity, profile
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step(number)
+        wait()
+    with tempfile.TemporaryDirectory() as folder:
+        profiler.export_chrome_trace(f'{folder}/trace.json')
+        return read_json(f'{folder}/trace.json')['traceEvents']
+
+
+def measure_usage(step, device,
+                  seconds=1.,   # to run it for
+                  number=0):    # of the first step
+    "The `Usage` of a step: runs it for `seconds` and, on a GPU, once under the profiler"
+    cuda, wait, process, (nvml, handle) = torch.device(device).type == 'cuda', synchroniser(device), psutil.Process(), _nvml(device)
+    joules = lambda: None if handle is None else _ask(nvml, handle, 'nvmlDeviceGetTotalEnergyConsumption')
+    wait()
+    first, start, own, energy = number, time.perf_counter(), _own_seconds(process), joules()
+    while number == first or time.perf_counter() - start < seconds:
+        step(number)
+        wait()
+        number += 1
+    rates = handle and _ask(nvml, handle, 'nvmlDeviceGetUtilizationRates')
+    after, spent, steps = joules(), time.perf_counter() - start, number - first
+    kernels, busy = kernel_use(_trace(step, number, wait)) if cuda else (None, None)
+    return Usage(kernels, busy and min(1., busy / (spent / steps)), rates and rates.gpu / 100, (_own_seconds(process) - own) / spent,
+                 None if None in (energy, after) else (after - energy) / 1e3 / steps)
 
 # %% ../nbs/00a_timing.ipynb #76a1c47e
 def _check(variants, burn_in, min_rounds, max_rounds, width, confidence):
@@ -211,14 +383,18 @@ def _check(variants, burn_in, min_rounds, max_rounds, width, confidence):
 
 
 def compare(baseline, *variants,      # each a `Variant`
-            burn_in=2,                # rounds before counting
-            min_rounds=5, max_rounds=40,
-            budget_s=60.,             # seconds of timed rounds
+            burn_in=2,                # rounds before counting, at least; 0 for none
+            max_burn_in=10,           # at most, where steps go on getting faster
+            min_rounds=None,          # that count; 40, or `max_rounds` if that is less
+            max_rounds=120,
+            budget_s=60.,             # seconds of rounds; it can end them before `min_rounds`
             width=.02,                # narrow enough: half the interval over the ratio
             confidence=.99,           # of each interval at the end, the stopping rule included
-            device='cpu', seed=0, progress=True, clock=time.perf_counter):
+            device='cpu', seed=0, progress=True, clock=time.perf_counter,
+            watch=True,               # look who else is at work and repeat disturbed rounds; or something with `judge` and `summary`
+            usage_s=0.):              # seconds for which each variant runs once more afterwards, for its `Usage`
     "Time `variants` against `baseline` in interleaved rounds until the ratios are known well enough or the budget is spent"
-    variants = (baseline, *variants)
+    variants, min_rounds = (baseline, *variants), min(40, max_rounds) if min_rounds is None else min_rounds
     _check(variants, burn_in, min_rounds, max_rounds, width, confidence)
     wait, plan, collecting = synchroniser(device), looks(min_rounds, max_rounds, confidence), gc.isenabled()
     def timed(step, number):
@@ -227,35 +403,66 @@ def compare(baseline, *variants,      # each a `Variant`
         step(number)
         wait()
         return clock() - start
-    before = _burn_in(variants, burn_in, timed, device)
-    seconds = {v.name: [] for v in variants}
+    before = _burn_in(variants, burn_in, max_burn_in, timed, device)
     gc.collect(1)
     gc.disable()
-    try: stopped, each = _rounds({v.name: v for v in variants}, seconds, timed, plan, burn_in, budget_s, width, seed, progress, clock)
+    if watch is True: watch = Watch(device) if clock is time.perf_counter else None
+    rounds = _Rounds({v.name: v for v in variants}, timed, plan, before['warm_up'], watch, clock)
+    try: stopped, each = rounds.run(budget_s, width, seed, progress)
     finally:
         if collecting: gc.enable()
-    done = len(seconds[baseline.name])
-    return Comparison(tuple(seconds), seconds, stopped, done, burn_in, min(confidence, 1 - 2. ** (1 - done)), each, seed, *before)
+    usage = {v.name: measure_usage(v.step, device, usage_s, rounds.number) for v in variants} if usage_s else {}
+    done = len(rounds.numbers)
+    return Comparison(tuple(rounds.seconds), rounds.seconds, stopped, done, confidence=min(confidence, 1 - 2. ** (1 - done)), each=each, seed=seed, **before,
+                      numbers=tuple(rounds.numbers), disturbed=tuple(rounds.disturbed), watched=watch.summary() if watch else {}, usage=usage)
 
 # %% ../nbs/00a_timing.ipynb #9ced0922
-def _rounds(variants, seconds, timed, plan, burn_in, budget_s, width, seed, progress, clock):
-    "Fill `seconds` round by round; returns why it stopped, and the confidence of the look at which it did"
-    (rounds, early, end), (base, *others), start = plan, variants, clock()
-    with tqdm(total=rounds[-1], desc='rounds', disable=not progress, leave=False) as bar:
-        for done in range(1, rounds[-1] + 1):
-            for name in order(variants, done - 1):
-                spent = timed(variants[name].step, burn_in + done - 1)
-                if spent <= 0: raise ValueError(f'{name} took {spent} s by the clock: do more work in one step')
-                seconds[name].append(spent)
-            bar.update()
-            gc.collect(1)
-            if done in rounds[:-1]:
-                ratios = [median_ratio(np.divide(seconds[base], seconds[n]), early, seed) for n in others]
-                if all(r.width <= width for r in ratios): return f'every interval within {width:.1%} of its ratio', early
-            elapsed = clock() - start
-            if done < rounds[-1] and elapsed * (done + 1) / done > budget_s:
-                return f'budget of {budget_s:g} s spent after {done} rounds', end
-    return f'{rounds[-1]} rounds done', end
+class _Rounds:
+    "The rounds of a comparison: those that count, and those that were disturbed"
+    def __init__(self, variants, timed, plan, first, watch, clock):
+        self.variants, self.timed, self.plan, self.first, self.number, self.watch, self.clock = variants, timed, plan, first, first, watch, clock
+        self.seconds, self.numbers, self.disturbed, self.pending = {name: [] for name in variants}, [], [], []
+        self.spare = plan[0][-1] // 2  # rounds that may be repeated
+
+    def one(self):
+        "Run one more round; it waits until it is known whether it was disturbed"
+        row = {}
+        for name in order(self.variants, self.number - self.first):
+            row[name] = self.timed(self.variants[name].step, self.number)
+            if row[name] <= 0: raise ValueError(f'{name} took {row[name]} s by the clock: do more work in one step')
+        self.pending.append((self.number, row))
+        self.number += 1
+        gc.collect(1)
+
+    def sort_out(self, due, last):
+        "Count the waiting rounds or drop those that were disturbed; False if that cannot be told yet"
+        why = self.watch.judge(due or last) if self.watch else ''
+        if why is None: return False
+        counts = not why or last or len(self.pending) > self.spare
+        if why: self.disturbed += [(number, why, counts) for number, _ in self.pending]
+        if not counts: self.spare -= len(self.pending)
+        for number, row in self.pending if counts else ():
+            self.numbers.append(number)
+            for name, spent in row.items(): self.seconds[name].append(spent)
+        self.pending = []
+        return True
+
+    def run(self, budget_s, width, seed, progress):
+        "Rounds until enough is known; returns why it stopped, and the confidence of the look at which it did"
+        (rounds, early, end), (base, *others), start = self.plan, self.variants, self.clock()
+        with tqdm(total=rounds[-1], desc='rounds', disable=not progress, leave=False) as bar:
+            while True:
+                self.one()
+                done, tried = len(self.numbers) + len(self.pending), self.number - self.first
+                over = done < rounds[-1] and (self.clock() - start) * (tried + 1) / tried > budget_s
+                if not self.sort_out(done in rounds, over): continue
+                bar.update(len(self.numbers) - bar.n)
+                done = len(self.numbers)
+                if done in rounds[:-1]:
+                    ratios = [median_ratio(np.divide(self.seconds[base], self.seconds[n]), early, seed) for n in others]
+                    if all(r.width <= width for r in ratios): return f'every interval within {width:.1%} of its ratio', early
+                if over: return f'budget of {budget_s:g} s spent after {done} rounds', end
+                if done == rounds[-1]: return f'{done} rounds done', end
 
 # %% ../nbs/00a_timing.ipynb #966a0c41
 class SimulatedClock:
@@ -304,6 +511,8 @@ class Record:
     label: str = 'exact'
     verdict: str | None = None         # what became of the claim
     aside: bool = False                # measured beside a ladder: the rows after it do without it
+    usage: dict | None = None          # kernels, busy, gpu_utilization, cpu_cores, joules of a step
+    disturbed: int = 0                 # rounds that count although something else was going on
 
     def __post_init__(self):
         if self.label not in LABELS: raise ValueError(f'label {self.label!r} is none of {", ".join(LABELS)}')
@@ -336,7 +545,8 @@ def record(comparison, name,                               # of a variant in it
     return Record(name, comparison.names[0], ratio=dataclasses.asdict(comparison.ratio(name)), ratio_before=dataclasses.asdict(comparison.before(name)),
                   samples_per_s=rate(samples), tokens_per_s=rate(tokens), padded_tokens_per_s=rate(padded_tokens),
                   mfu=mfu(flops, float(np.median(seconds)), peak), seconds=quantiles(seconds), repeats=comparison.rounds, warm_up=comparison.warm_up,
-                  **dict(peak_bytes=comparison.peak_bytes.get(name)) | rest)
+                  disturbed=sum(counts for *_, counts in comparison.disturbed),
+                  **dict(peak_bytes=comparison.peak_bytes.get(name), usage=dataclasses.asdict(comparison.usage[name]) if name in comparison.usage else None) | rest)
 
 # %% ../nbs/00a_timing.ipynb #458a0255
 def save_records(path, records,     # `Record`s, or dicts with their fields
@@ -363,3 +573,15 @@ def load_records(*paths):  # files of `save_records`
         if not isinstance(data, dict) or not {'provenance', 'rows'} <= data.keys(): raise ValueError(f'{path} holds no records: expected provenance and rows')
         rows += [_flat(data['provenance']) | _flat(row) | dict(file=Path(path).name) for row in data['rows']]
     return pd.DataFrame(rows)
+
+
+def ratio_between(table,               # of `load_records`
+                  variant, baseline):  # both of one run
+    "How many times faster `variant` is, by the medians of one run; `ValueError` if the two are not from the same file and machine"
+    found = [table[table.variant == name] for name in (variant, baseline)]
+    if missing := [n for n, rows in zip((variant, baseline), found) if rows.empty]: raise ValueError(f'no record of {", ".join(missing)}')
+    runs = [set(zip(rows.file, rows.card, rows.date)) for rows in found]
+    if runs[0] != runs[1] or len(runs[0]) > 1:
+        raise ValueError(f'{variant} and {baseline} are not of one run ({", ".join(sorted({f"{f} on {c}" for f, c, _ in runs[0] | runs[1]}))}): times of '
+                         'different runs make no ratio; choose one file')
+    return float(found[1].seconds_p50.iloc[0] / found[0].seconds_p50.iloc[0])

@@ -47,7 +47,8 @@ def run(job_config): return Job(job_config, progress=False, say=lambda text: Non
 
 def start(words):
     return subprocess.Popen([sys.executable, '-c', 'import sys; from optkit.cli import main; sys.exit(main())', *words], cwd=ROOT, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True, env=dict(os.environ, HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT)))
+                            stderr=subprocess.STDOUT, text=True, env=dict(os.environ, HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT)),
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))  # a test run in the background inherits that it is ignored
 
 
 def over(run_folder):
@@ -102,7 +103,7 @@ def test_control_c_ends_with_130_and_says_how_to_go_on(folder, tmp_path):
     while not over(out) and time.monotonic() < until and process.poll() is None: time.sleep(.05)
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[0]
-    assert process.returncode == 130 and 'the same command goes on' in said and 'Traceback' not in said
+    assert process.returncode == 130 and 'the same command goes on' in said and 'Traceback' not in said, said
     assert (out / 'run.json').is_file() and not (out / 'final.json').exists()
 
 

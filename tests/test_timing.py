@@ -2,11 +2,12 @@
 import gc, json, math, os
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from optkit.hardware import hardware_with, known_gpu
-from optkit.timing import (Record, SimulatedClock, Variant, commit, compare, load_records, looks, median_ratio, mfu, order, provenance, read_json, record, save_records,
-                           sign_rank, write_json)
+from optkit.timing import (Reading, Record, SimulatedClock, Usage, Variant, Watch, commit, compare, disturbance, kernel_use, load_records, looks, measure_usage,
+                           median_ratio, mfu, order, provenance, ratio_between, read_json, record, save_records, settled, sign_rank, write_json)
 
 
 def simulated(seed, slower=1., noise=.02, **settings):
@@ -23,8 +24,8 @@ def test_a_planted_slow_down_of_three_percent_is_found():
     assert np.mean([r.high < 1 for r in ratios]) >= .85 and np.mean([r.covers(1 / 1.03) for r in ratios]) >= .97
 
 
-@pytest.mark.parametrize('settings', [dict(noise=.004), dict(noise=.05, width=.05), dict(noise=.02, min_rounds=20), dict(noise=.01, budget_s=2.5)],
-                         ids=['quiet', 'noisy', 'late', 'budget'])
+@pytest.mark.parametrize('settings', [dict(noise=.004), dict(noise=.05, width=.05), dict(noise=.02, min_rounds=12, max_rounds=40), dict(noise=.01, budget_s=2.5)],
+                         ids=['quiet', 'noisy', 'early', 'budget'])
 def test_coverage_includes_the_stopping_rule(settings):
     found = [simulated(5000 + s, 1.1, **settings) for s in range(200)]
     assert np.mean([c.ratio('b').covers(1 / 1.1) for c in found]) >= .97
@@ -37,11 +38,12 @@ def test_a_thousand_comparisons():
 
 
 def test_why_it_stopped():
-    assert 'interval' in simulated(0, noise=.002).stopped and simulated(0, noise=.002).rounds < 40
-    assert simulated(0, noise=.2).stopped == '40 rounds done'
+    assert 'interval' in simulated(0, noise=.002).stopped and simulated(0, noise=.002).rounds == 40
+    assert 'interval' in simulated(0, noise=.002, min_rounds=5).stopped and simulated(0, noise=.002, min_rounds=5).rounds < 40
+    assert simulated(0, noise=.2).stopped == '120 rounds done' and simulated(0, noise=.2).rounds == 120
     short = simulated(0, budget_s=1)
     assert 'budget' in short.stopped and 1 <= short.rounds <= 5 and short.confidence == 1 - 2. ** (1 - short.rounds)
-    assert simulated(0, max_rounds=5).confidence == 1 - 2**-4 and simulated(0, min_rounds=40).rounds == 40
+    assert simulated(0, max_rounds=5).confidence == 1 - 2**-4 and simulated(0, min_rounds=50).rounds >= 50
     assert simulated(0, budget_s=0).rounds == 1
 
 
@@ -57,13 +59,147 @@ def test_two_columns_of_ratios():
 def test_rounds_are_interleaved_and_share_their_number():
     calls = []
     def variant(name): return Variant(name, lambda number: calls.append((name, number)), lambda: calls.append((name, 'setup')))
-    compare(variant('a'), variant('b'), variant('c'), burn_in=1, max_rounds=4, min_rounds=4, progress=False, clock=iter(np.arange(1e3)).__next__, budget_s=1e9)
+    compare(variant('a'), variant('b'), variant('c'), burn_in=1, max_burn_in=1, max_rounds=4, min_rounds=4, progress=False, clock=iter(np.arange(1e3)).__next__, budget_s=1e9)
     assert calls[:3] == [(n, 'setup') for n in 'abc'] and calls[3:6] == [(n, 0) for n in 'abc']
     assert [n for _, n in calls[6:]] == [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
     assert [''.join(n for n, _ in calls[i:i + 3]) for i in range(6, 18, 3)] == ['abc', 'cab', 'bca', 'cba']
     for count in (2, 3, 4):  # everyone is at each place equally often
         rounds = [order(range(count), n) for n in range(2 * count)]
         assert all(sorted(place) == sorted(list(range(count)) * 2) for place in zip(*rounds))
+
+
+def test_burn_in_goes_on_until_steps_no_longer_get_faster():
+    assert [settled(s) for s in ([], [1.], [1., 1.], [1., .5], [30., 1., 1.02], [30., 1.1, 1.])] == [False, False, True, False, True, True]
+    def run(costs, **settings):
+        clock = SimulatedClock(0, noise=0, drift=0, spikes=0)
+        def step(number): clock.now += costs[min(number, len(costs) - 1)]
+        return compare(clock.variant('a', 1.), Variant('b', step), clock=clock, progress=False, max_rounds=12, **settings)
+    assert run([1.]).warm_up == 2 and run([30, 1]).warm_up == 3 and run([30, 20, 10, 1]).warm_up == 5
+    assert run([30, 1], burn_in=0).warm_up == 0 and run([30, 1], burn_in=7).warm_up == 7
+    assert run([2. ** -n for n in range(20)], max_burn_in=6).warm_up == 6
+    c = run([30, 1])
+    assert c.warm_up_seconds['b'] == pytest.approx(32) and c.ratio('b').p50 == pytest.approx(1)
+
+
+class Neighbour:
+    "A watch that finds the rounds of `bad` disturbed; each step of the variants below tells it the round"
+    def __init__(self, bad, patience=1): self.bad, self.patience, self.now, self.looked = bad, patience, [], 0
+    def judge(self, due):
+        self.looked += 1
+        if not due and self.looked % self.patience: return None
+        rounds, self.now = self.now, []
+        return 'a neighbour' if self.bad & {*rounds} else ''
+    def summary(self): return dict(temperature_c=(40, 60))
+
+
+def watched(bad, patience=1, **settings):
+    clock, watch, steps = SimulatedClock(0, noise=.001, drift=0, spikes=0), Neighbour({*bad}, patience), []
+    def step(number):
+        steps.append(number)
+        watch.now.append(number)
+        clock.now += 5. if number in watch.bad else .1
+    settings = dict(burn_in=0, min_rounds=12, max_rounds=12) | settings
+    return compare(Variant('a', step), clock.variant('b', .1), clock=clock, progress=False, watch=watch, **settings), steps
+
+
+def test_disturbed_rounds_are_marked_and_repeated():
+    c, steps = watched({3, 4, 9})
+    assert c.rounds == 12 and c.numbers == (0, 1, 2, 5, 6, 7, 8, 10, 11, 12, 13, 14) and steps == [*range(15)]
+    assert c.disturbed == ((3, 'a neighbour', False), (4, 'a neighbour', False), (9, 'a neighbour', False))
+    assert max(c.seconds['a']) < 1 and len(c.seconds['a']) == len(c.seconds['b']) == 12
+    assert '3 disturbed rounds repeated' in repr(c) and 'temperature_c 40 to 60' in repr(c) and record(c, 'b').disturbed == 0
+    blocks, _ = watched({3}, patience=4)  # too short to tell apart: the whole block is run again
+    assert blocks.numbers == (4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) and [n for n, *_ in blocks.disturbed] == [0, 1, 2, 3]
+
+
+def test_a_machine_that_is_never_quiet_is_timed_and_said_to_be():
+    c, _ = watched(range(1000), budget_s=1e9)
+    assert c.rounds == 12 and sum(not counts for *_, counts in c.disturbed) == 6 and record(c, 'b').disturbed == 12
+    assert '12 disturbed rounds counted' in repr(c) and 'a neighbour' in repr(c)
+    over, _ = watched(range(1000), budget_s=20, min_rounds=12)
+    assert 1 <= over.rounds <= 4 and 'budget' in over.stopped  # the last rounds count, or there would be none
+
+
+@pytest.mark.parametrize('patience', [1, 3, 50])
+def test_looking_at_the_machine_changes_no_figure_of_a_quiet_one(patience):
+    def run(watch):
+        clock = SimulatedClock(1, noise=.01)
+        return compare(clock.variant('a', .1), clock.variant('b', .103), clock=clock, progress=False, watch=watch)
+    plain, looked = run(None), run(Neighbour(set(), patience))
+    assert plain.seconds == looked.seconds and plain.stopped == looked.stopped and plain.numbers == looked.numbers
+
+
+def test_coverage_with_repeated_rounds():
+    "Rounds that are dropped for what a watch says, be it right or wrong, leave the interval as good as it was"
+    class Coin:
+        def __init__(self, seed): self.random = np.random.default_rng(seed)
+        def judge(self, due): return 'a neighbour' if self.random.random() < .2 else ''
+        def summary(self): return {}
+    found = [simulated(9000 + s, 1.05, watch=Coin(s), min_rounds=12, max_rounds=40).ratio('b') for s in range(200)]
+    assert np.mean([r.covers(1 / 1.05) for r in found]) >= .97
+
+
+def test_what_counts_as_a_disturbance():
+    start = Reading(10., busy=100., own=50.)
+    after = lambda **rest: start._replace(at=11., **rest)
+    assert disturbance(start, after(busy=104., own=54.), 4) == '' == disturbance(start, start, 4)
+    assert 'other processes' in disturbance(start, after(busy=104., own=52.), 4) and disturbance(start, after(busy=103., own=52.), 4) == ''
+    assert 'hypervisor' in disturbance(start, after(stolen=.2), 4) and 'quota' in disturbance(start, after(held_back=.2), 4)
+    assert 'heat' in disturbance(start, after(slowed='heat (software)'), 4)
+    assert '77' in disturbance(start._replace(tenants=frozenset({5})), after(tenants=frozenset({77})), 4)
+    assert disturbance(start._replace(tenants=frozenset({5})), after(tenants=frozenset()), 4) == ''  # one that leaves
+
+
+def test_the_watch_sees_another_process(tmp_path):
+    import subprocess, sys, time
+    watch = Watch()
+    def burn(seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end: sum(range(10**4))
+    burn(.3)
+    before = watch.read()
+    other = subprocess.Popen([sys.executable, '-c', 'while True: pass'], start_new_session=True)
+    try: burn(.6)
+    finally:
+        own = watch.read()
+        other.kill()
+        other.wait()
+    gone = watch.read()
+    assert own.own - before.own > .4  # its own and its children's: a child is no neighbour
+    assert gone.own >= own.own - .05  # and stays counted when it is gone
+    assert watch.judge() is None or isinstance(watch.judge(True), str)
+    assert watch.summary() == {} and watch.readings[0].tenants == frozenset()
+
+
+def test_throttled_time_is_read_from_both_versions_of_control_groups(tmp_path, monkeypatch):
+    from optkit.timing import _held_back
+    def plant(files):
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+    assert _held_back(tmp_path) == 0
+    plant({'proc/self/cgroup': '0::/pod/main', 'proc/self/mountinfo': '30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw',
+           'sys/fs/cgroup/pod/cpu.stat': 'usage_usec 9\nnr_throttled 3\nthrottled_usec 2500000\n', 'sys/fs/cgroup/pod/main/cpu.stat': 'usage_usec 9\n'})
+    assert _held_back(tmp_path) == 2.5
+    plant({'proc/self/cgroup': '4:cpu,cpuacct:/pod', 'proc/self/mountinfo': '31 23 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct',
+           'sys/fs/cgroup/cpu/pod/cpu.stat': 'nr_periods 5\nthrottled_time 1500000000\n'})
+    assert _held_back(tmp_path) == 1.5
+
+
+def test_what_a_step_uses():
+    kernel = lambda ts, dur, cat='kernel': dict(cat=cat, ts=ts, dur=dur)
+    assert kernel_use([kernel(30, 10), kernel(0, 10), kernel(2, 3), kernel(8, 4, 'gpu_memcpy'), kernel(0, 1000, 'cpu_op')]) == (3, pytest.approx(22e-6))
+    assert kernel_use([]) == (0, 0)
+    numbers = []
+    used = measure_usage(numbers.append, 'cpu', seconds=0., number=7)
+    assert numbers == [7] and used.kernels is None and used.joules is None and used.cpu_cores >= 0
+    shown = repr(Usage(12, .5, .9, 1.25, 3.))
+    assert all(s in shown for s in ('12 kernels', 'busy 50%', '90%', '1.2', '3 J')) and repr(Usage()) == ''
+    clock = SimulatedClock(0)
+    c = compare(clock.variant('a', .1), clock=clock, progress=False, usage_s=1e-9, max_rounds=2)
+    row = record(c, 'a')
+    assert row.usage['cpu_cores'] >= 0 and row.usage['kernels'] is None and 'processors busy' in repr(c) and 'processors busy' in c._repr_html_()
+    assert simulated(0).usage == {} and record(simulated(0), 'a').usage is None
 
 
 def test_garbage_collection_is_off_while_timing_and_back_after_it():
@@ -133,6 +269,11 @@ def test_records_keep_where_they_come_from(tmp_path):
     assert row.samples_per_s_p20 <= row.samples_per_s_p50 <= row.samples_per_s_p80 and row.tokens_per_s_p50 < row.padded_tokens_per_s_p50
     assert row.mfu == pytest.approx(1e12 / row.seconds_p50 / 989.4e12) and row.peak_bytes == 2**30 and row.repeats == c.rounds
     with pytest.raises(ValueError, match='no records'): save_records(tmp_path / 'empty.json', [], hw, 'x')
+    assert ratio_between(table.iloc[:2], 'b', 'a') == pytest.approx(1.5, rel=.1)
+    other = save_records(tmp_path / 'w1-try-a100.json', rows, hardware_with(known_gpu('A100')), 'make it')
+    for mixed in (load_records(path, other), load_records(path)[lambda t: t.variant == 'a'].pipe(lambda t: pd.concat([t, load_records(other)[lambda t: t.variant == 'b']]))):
+        with pytest.raises(ValueError, match='not of one run.*w1-try-a100.json on a100'): ratio_between(mixed, 'b', 'a')
+    with pytest.raises(ValueError, match='no record of z'): ratio_between(table, 'z', 'a')
     with pytest.raises(ValueError, match='label'): Record('a', 'b', label='nearly')
     (tmp_path / 'other.json').write_text(json.dumps([1]))
     with pytest.raises(ValueError, match='other.json'): load_records(tmp_path / 'other.json')
