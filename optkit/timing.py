@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['LABELS', 'write_json', 'read_json', 'commit', 'provenance', 'Ratio', 'sign_rank', 'median_ratio', 'looks', 'Variant',
            'Comparison', 'synchroniser', 'settled', 'order', 'Reading', 'disturbance', 'Watch', 'Usage', 'kernel_use',
-           'measure_usage', 'compare', 'SimulatedClock', 'Record', 'mfu', 'quantiles', 'record', 'save_records',
-           'load_records', 'ratio_between']
+           'profiled', 'measure_usage', 'compare', 'SimulatedClock', 'Record', 'mfu', 'quantiles', 'record',
+           'save_records', 'load_records', 'ratio_between']
 
 # %% ../nbs/00a_timing.ipynb #42a8b475
 import dataclasses, gc, json, math, os, re, shlex, subprocess, sys, tempfile, time, warnings
@@ -344,12 +344,22 @@ def kernel_use(events):  # `traceEvents` of a trace of the profiler
     return sum(cat == 'kernel' for *_, cat in work), busy / 1e6
 
 
+def profiled(call,      # a function without arguments
+             *activities): # of `torch.profiler.ProfilerActivity`
+    "The profiler of torch after running `call()` under it, without its messages on the terminal"
+    from torch.profiler import profile
+    quiet = os.environ.get('KINETO_LOG_LEVEL')
+    os.environ['KINETO_LOG_LEVEL'] = quiet or '99'  # read when the first profiler starts
+    try:
+        with profile(activities=activities) as profiler: call()
+    finally:
+        if quiet is None: del os.environ['KINETO_LOG_LEVEL']
+    return profiler
+
+
 def _trace(step, number, wait):
-    "The events of one profiled step"
-    from torch.profiler import ProfilerActivity, profile
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        step(number)
-        wait()
+    "The events of one profiled step on the GPU"
+    profiler = profiled(lambda: (step(number), wait()), torch.profiler.ProfilerActivity.CUDA)
     with tempfile.TemporaryDirectory() as folder:
         profiler.export_chrome_trace(f'{folder}/trace.json')
         return read_json(f'{folder}/trace.json')['traceEvents']

@@ -1,12 +1,16 @@
 """Run notebooks from top to bottom and store their outputs.
 
-    python tools/run_notebooks.py [--flags "slow cuda"] [NAME ...]
+    python tools/run_notebooks.py [--flags "slow cuda"] [--plain] [NAME ...]
 
 Cells flagged slow, cuda or bench (`tst_flags` in settings.ini) keep the outputs they have, unless
 --flags names their flag. What goes to stderr (progress bars, warnings) is not stored. NAME is a
 notebook or the beginning of its name: `02`, `02_batch_finder`, `nbs/02_batch_finder.ipynb`.
+
+--plain is for a GPU machine that has neither Jupyter nor nbdev: the cells run one after the other in
+plain Python, print what they print, and nothing is stored but what they write themselves.
+--cells "ID ID" takes only these of the cells with a flag.
 """
-import argparse, json, os, sys, time
+import argparse, json, os, re, sys, time
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -84,13 +88,34 @@ def run(path, skip):
     print(f'{path.name}: {count} cells, {time.time() - start:.0f} s', flush=True)
 
 
+def plain(path, skip, chosen):
+    "Run the cells of the notebook at `path` in this process, in a namespace of its own, and store nothing"
+    import matplotlib
+    matplotlib.use('Agg')
+    start, names = time.time(), dict(__name__='__main__', display=print)
+    os.chdir(path.parent)
+    for cell in json.loads(path.read_text('utf-8'))['cells']:
+        source = ''.join(cell['source'])
+        flags = set(re.findall(r'^#\|\s*(\w+)', source, re.M))
+        if cell['cell_type'] != 'code' or flags & skip or 'eval' in flags: continue
+        if chosen and flags & tst_flags() and cell['id'] not in chosen: continue
+        exec(compile(source, f"{path.name}, cell {cell['id']}", 'exec'), names)
+        sys.modules['matplotlib.pyplot'].close('all') if 'matplotlib.pyplot' in sys.modules else None
+    print(f'{path.name}: {time.time() - start:.0f} s', flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('names', nargs='*', metavar='NAME')
     parser.add_argument('--flags', default='', help='space separated flags whose cells are run as well')
+    parser.add_argument('--plain', action='store_true', help='in plain Python, storing nothing')
+    parser.add_argument('--cells', default='', help='with --plain: ids of the flagged cells to run')
     args = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
     os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    for path in find(args.names): run(path, tst_flags() - set(args.flags.split()))
+    for path in find(args.names):
+        skip = tst_flags() - set(args.flags.split())
+        plain(path, skip, args.cells.split()) if args.plain else run(path, skip)
 
 
 if __name__ == '__main__': main()
