@@ -1,4 +1,5 @@
 "What optkit says about machines that are not here: cards by name, fake /proc and cgroup trees, broken wheels"
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -6,7 +7,8 @@ import pytest
 import torch
 
 from optkit import hardware
-from optkit.hardware import Hardware, Memory, cgroup_limits, detect, gpu_from, gpu_table, hardware_with, known_gpu, look_at_cpu, machine_notes, slug
+from optkit.hardware import GPUProcess, Hardware, Link, Measured, Memory, Roofline, cgroup_limits, detect, gpu_from, gpu_table, hardware_with, known_gpu, look_at_cpu, machine_notes, model_shapes, \
+    roofline, slug
 
 CARDS = {  # name as a driver or a person says it: bf16 (or fp16) TFLOP/s, GB/s, capability
     'NVIDIA GeForce RTX 3090': (71, 936, (8, 6)), 'NVIDIA GeForce RTX 3090 Ti': (80, 1008, (8, 6)), 'RTX 4090': (165.2, 1008, (8, 9)),
@@ -116,7 +118,28 @@ def test_a_wheel_without_the_cards_architecture(monkeypatch):
     fake_cuda(monkeypatch, ones, properties(name='NVIDIA GeForce RTX 5090', major=12, total_memory=34_000_000_000, multi_processor_count=170))
     found = detect()
     assert found.device == found.card == 'cpu' and not found.gpu.usable and found.gpu.problem.endswith('on the device')
-    assert any('sm_80, sm_90' in n and 'capability 12.0' in n and 'pytorch.org' in n for n in found.notes)
+    assert any('sm_80, sm_90' in n and 'capability 12.0' in n and '--index-url https://download.pytorch.org/whl/cu128' in n for n in found.notes)
+
+
+def test_no_alarm_where_the_list_lacks_the_card_but_a_kernel_runs(monkeypatch):
+    a10 = properties(name='NVIDIA A10', major=8, minor=6, total_memory=23_500_000_000, multi_processor_count=72)  # runs code for sm_80
+    fake_cuda(monkeypatch, lambda device: torch.full((8,), 1.), a10, free=a10.total_memory)
+    found = detect()
+    assert found.device == 'cuda' and found.gpu.usable and not any('A10' in n for n in found.notes)
+
+
+def test_a_fault_that_no_other_wheel_repairs(monkeypatch):
+    def ones(device): raise RuntimeError('CUDA error: uncorrectable ECC error encountered')
+    fake_cuda(monkeypatch, ones, properties())
+    note, = [n for n in detect().notes if 'ECC' in n]
+    assert 'pip install' not in note and 'Xid' in note
+    gone = replace(known_gpu('V100'), usable=False, problem='CUDA error: no kernel image is available')
+    monkeypatch.setattr(torch.cuda, 'get_arch_list', lambda: ['sm_75', 'sm_120'])
+    assert 'whl/cu126' in hardware_with(gone).notes[0]
+    kepler = hardware.unusable_note(replace(gone, capability=(3, 7)), '580.1', ['sm_75'], '2.13')
+    assert 'no current build' in kepler and 'pip install' not in kepler
+    assert 'update the driver' in hardware.unusable_note(gone, '470.57', ['sm_75'], '2.13')
+    assert 'pytorch.org' in hardware.unusable_note(replace(gone, capability=None, problem='x'), None, [], '2.13')
 
 
 def test_one_broken_card_of_two_is_passed_over(monkeypatch):
@@ -136,11 +159,11 @@ def test_a_kernel_that_computes_wrong_is_a_problem(monkeypatch):
 
 
 def test_a_card_that_torch_does_not_see(monkeypatch):
-    monkeypatch.setattr(hardware, 'management_facts', lambda: ('580.1', [dict(name='NVIDIA L4', bus=None)]))
+    monkeypatch.setattr(hardware, 'management_facts', lambda: ('580.1', [dict(name='NVIDIA L4', bus=None, capability=[8, 9])]))
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     monkeypatch.setattr(torch.version, 'cuda', None)
     found = detect()
-    assert found.software.driver == '580.1' and any('NVIDIA L4 is there' in n and 'without CUDA' in n for n in found.notes)
+    assert found.software.driver == '580.1' and any('NVIDIA L4 is there' in n and 'without CUDA' in n and 'whl/cu130' in n for n in found.notes)
 
 
 class NVML:
@@ -158,6 +181,7 @@ class NVML:
     def nvmlDeviceGetCurrentClocksEventReasons(h): return 0x40 | 0x4
     def nvmlDeviceGetEnforcedPowerLimit(h): return 700_000
     def nvmlDeviceGetMaxClockInfo(h, kind): return 1980
+    def nvmlDeviceGetNvLinkState(h, i): raise NVML.NVMLError('invalid argument')
 
 
 def test_the_management_library(monkeypatch):
@@ -168,6 +192,95 @@ def test_the_management_library(monkeypatch):
     gpu = detect().gpu
     assert (gpu.mig, gpu.peak, gpu.power_limit_w, gpu.clock_mhz) == (True, None, 700, 1980) and 'heat' in gpu.slowed
     assert any('slowed down' in n for n in detect().notes)
+    assert (gpu.clock_now_mhz, gpu.temperature_c, gpu.default_power_limit_w, gpu.busy_percent, gpu.processes) == (None, None, None, None, ())
+
+
+def bus(i): return SimpleNamespace(domain=0, bus=i, device=0)
+
+
+class Full(NVML):
+    "A library that answers everything: two of the four cards are those that torch sees, in the other order"
+    links = [[1] * 4, [0] * 4, [], [None] * 2]  # the other ends of each card's NVLinks
+    p2p, level = 0, 50
+    def nvmlDeviceGetCount(): return 4
+    def nvmlDeviceGetPciInfo(h): return bus(h)
+    def nvmlDeviceGetMigMode(h): return [0, 0]
+    def nvmlDeviceGetCurrentClocksEventReasons(h): return 0
+    def nvmlDeviceGetPowerManagementDefaultLimit(h): return 750_000
+    def nvmlDeviceGetClockInfo(h, kind): return 345
+    def nvmlDeviceGetApplicationsClock(h, kind): return 1200
+    def nvmlDeviceGetDefaultApplicationsClock(h, kind): return 1830
+    def nvmlDeviceGetTemperature(h, sensor): return 34
+    def nvmlDeviceGetUtilizationRates(h): return SimpleNamespace(gpu=97, memory=12)
+    def nvmlDeviceGetEccMode(h): return [1, 1]
+    def nvmlDeviceGetComputeRunningProcesses(h): return [SimpleNamespace(pid=__import__('os').getpid(), usedGpuMemory=G), SimpleNamespace(pid=2**22 + 1, usedGpuMemory=12 * G)]
+    def nvmlDeviceGetGraphicsRunningProcesses(h): return [SimpleNamespace(pid=2**22 + 2, usedGpuMemory=None)]
+    def nvmlDeviceGetNvLinkState(h, i):
+        if i >= len(Full.links[h]): raise NVML.NVMLError('invalid argument')
+        return 1
+    def nvmlDeviceGetNvLinkRemotePciInfo(h, i):
+        if Full.links[h][i] is None: raise NVML.NVMLError('not supported')
+        return bus(Full.links[h][i])
+    def nvmlDeviceGetTopologyCommonAncestor(a, b): return Full.level
+    def nvmlDeviceGetP2PStatus(a, b, index): return Full.p2p if index == 2 else 1
+
+
+def two_cards(monkeypatch, first, second, links=Full.links, p2p=0, level=50, peer=lambda a, b: True):
+    "What `detect` finds where torch sees cards `first` and `second` of the library's four"
+    for name, value in dict(links=links, p2p=p2p, level=level).items(): monkeypatch.setattr(Full, name, value)
+    monkeypatch.setitem(__import__('sys').modules, 'pynvml', Full)
+    fake_cuda(monkeypatch, lambda device: torch.full((8,), 1.), *(properties(pci_domain_id=0, pci_bus_id=i, pci_device_id=0) for i in (first, second)))
+    monkeypatch.setattr(torch.cuda, 'can_device_access_peer', peer)
+    return detect()
+
+
+@pytest.mark.parametrize('changes, kind', [
+    (dict(first=1, second=0), 'NVLink x4'), (dict(first=0, second=2), 'across CPUs'), (dict(first=0, second=2, level=10), 'PCIe switch'),
+    (dict(first=0, second=2, level=40), 'same CPU'), (dict(first=0, second=2, level=7), None),
+    (dict(first=0, second=3, links=[[77] * 18] * 3 + [[None] * 16]), 'NVLink x16 (switched)'),        # a switch, and ends that cannot be read
+    (dict(first=0, second=3, links=[[77] * 18] * 4, p2p=1), 'across CPUs'),                          # up, but not joined
+    (dict(first=0, second=9), None)], ids='bridge none pcie cpu unknown switch apart unlisted'.split())
+def test_links(monkeypatch, changes, kind):
+    found = two_cards(monkeypatch, **changes)
+    assert found.links == (Link(0, 1, kind, True),)
+    assert Hardware.from_json(found.to_json()) == found
+    assert f'Links:    GPU 0-1: {kind or "way not known"}, peer access' in repr(found) and '0-1' in found._repr_html_()
+
+
+def test_links_without_peer_access_and_where_it_cannot_be_asked(monkeypatch):
+    def broken(a, b): raise RuntimeError('CUDA error')
+    assert two_cards(monkeypatch, 0, 1, peer=lambda a, b: False).links[0].peer is False
+    assert two_cards(monkeypatch, 0, 1, peer=broken).links[0].peer is None
+
+
+def test_json_from_before_links_is_read(monkeypatch):
+    d = json.loads(two_cards(monkeypatch, 0, 1).to_json())
+    for key in ('clock_now_mhz', 'processes'): del d['gpus'][0][key], d['gpu'][key]
+    assert Hardware.from_json(json.dumps({k: v for k, v in d.items() if k != 'links'})).links == ()
+
+
+def test_the_state_of_a_card_and_who_else_is_on_it(monkeypatch):
+    found = two_cards(monkeypatch, 0, 1)
+    gpu = found.gpus[1]
+    assert gpu.processes == (GPUProcess(2**22 + 1, None, 12 * G), GPUProcess(2**22 + 2, None, None, False))  # this process is left out
+    assert gpu.state == '70.0 GiB free, clock 345 of 1980 MHz, 34 °C, power limit 700 of 750 W, ECC on' and gpu.state in repr(found)
+    notes = ' '.join(hardware.gpu_notes(gpu))
+    for sign in (f'held by pid {2**22 + 1}, 12.0 GiB', 'Another process uses', 'busy 97%', 'limited to 700 of 750 W', 'set to 1200 MHz'): assert sign in notes, sign
+    assert not any('Another process' in n for n in hardware.gpu_notes(replace(gpu, processes=gpu.processes[1:])))  # graphics only
+    assert 'and 2 more' in ' '.join(hardware.gpu_notes(replace(gpu, processes=(gpu.processes[0],) * 5)))
+
+
+def test_processes_of_a_card_in_slices_are_not_told(monkeypatch):
+    monkeypatch.setattr(Full, 'nvmlDeviceGetMigMode', lambda h: [1, 1])
+    assert two_cards(monkeypatch, 0, 1).gpus[0].processes == ()
+
+
+def test_a_process_keeps_what_either_list_says():
+    def entry(pid, held): return SimpleNamespace(pid=pid, usedGpuMemory=held)
+    found = hardware.other_processes([entry(5, None)], [entry(5, 3), entry(6, 9)], own=1, started=False, name={5: 'a', 6: 'b'}.get)
+    assert found == (GPUProcess(6, 'b', 9, False), GPUProcess(5, 'a', 3, True))
+    assert hardware.other_processes(None, None, own=1, started=True) == ()
+    assert hardware.process_name(2**22 + 1) is None and hardware.process_name(__import__('os').getpid())
 
 
 @pytest.mark.parametrize('fault', ['import', 'init'])
@@ -205,7 +318,97 @@ def test_json_and_html_for_each_card(name):
 
 
 def test_json_of_a_later_version_is_read():
-    import json
     d = json.loads(hardware_with(known_gpu('T4')).to_json())
     d['gpu']['colour'] = d['cpu']['colour'] = 'green'
     assert Hardware.from_json(json.dumps(d)).gpu.name == 'T4'
+
+
+def test_the_ceiling_is_the_best_of_all_products():
+    rows = (Measured('bf16', '8192 x 8192 x 8192', (2., 1., 4.), 8e12, 'FLOP/s', 1e13), Measured('bf16', '64 x 64 x 64', (1.,), 3e12, 'FLOP/s', 1e13),
+            Measured('launch', 'one kernel', (4e-6, 6e-6), 1, 's'))
+    found = Roofline('Some card', rows, ('fp8: refused',))
+    assert (rows[0].p50, rows[0].share, found.ceiling('bf16')) == (4e12, .4, 4e12)
+    assert found.ceiling('fp8') is None and found.ceiling('launch') is None
+    assert rows[2].p50 == pytest.approx(5e-6) and rows[2].share is None
+    for text in ('8192 x 8192 x 8192', '4 TFLOP/s', '40% of the table', '5 µs', 'fp8: refused'): assert text in repr(found) and text in found._repr_html_(), text
+    assert '<script>' not in Roofline('<script>', rows)._repr_html_()
+
+
+def test_records_of_a_roofline(tmp_path):
+    from optkit.timing import load_records, save_records
+    found = roofline(side=32, copied=2**16, repeats=3, shapes=[(16, 48, 32)])
+    path = save_records(tmp_path / 'r.json', found.records(), hardware_with(known_gpu('H100')), 'make it')
+    table = load_records(path).set_index('variant')
+    assert {'bf16 32 x 32 x 32', 'fp32 16 x 48 x 32', 'copy 64.0 KiB', 'launch one kernel'} <= {*table.index} and table.mfu.isna().all()
+    assert (table.seconds_p50 > 0).all() and (table.repeats == 3).all()
+    row = next(r for r in found.rows if r.name == 'bf16')
+    assert table.samples_per_s_p50['bf16 32 x 32 x 32'] == pytest.approx(2 * 32**3 / table.seconds_p50['bf16 32 x 32 x 32']) == pytest.approx(row.p50)
+    assert replace(row, peak=row.p50 * 2).record['mfu'] == pytest.approx(.5)
+
+
+def test_a_format_that_the_build_refuses_is_left_out(monkeypatch):
+    real = torch.mm
+    def mm(a, b, **k):
+        if a.dtype == torch.bfloat16 and a.shape[0] == 16: raise RuntimeError('not implemented for BFloat16\nmore')
+        return real(a, b, **k)
+    monkeypatch.setattr(torch, 'mm', mm)
+    found = roofline(side=32, copied=2**16, repeats=1, shapes=[(16, 48, 32)])
+    assert found.left_out == ('bf16 16 x 48 x 32: not implemented for BFloat16',) and found.ceiling('bf16') and 'not implemented' in repr(found)
+
+
+def test_each_format_computes_the_product():
+    torch.manual_seed(0)
+    for name, dtype in dict(bf16=torch.bfloat16, fp16=torch.float16, tf32=torch.float32, fp8=torch.bfloat16).items():
+        work, a, b = hardware.matrix_product(name, 'cpu', 32, 48, 64)
+        out = work()
+        assert out.dtype == dtype and out.shape == (32, 48) and a.float().std() > .5 and b.float().std() > .5  # random, not zeros
+        torch.testing.assert_close(out.float(), a.float() @ b.float().T, atol=.25, rtol=.02)
+
+
+@pytest.mark.parametrize('card, formats', [('H100', 'bf16 fp16 tf32 fp32 fp8'), ('A100', 'bf16 fp16 tf32 fp32'), ('RTX 4090', 'bf16 fp16 tf32 fp32 fp8'), ('T4', 'fp16 fp32')])
+def test_formats_of_a_card(card, formats): assert ' '.join(hardware.product_formats('cuda', known_gpu(card).capability)) == formats
+
+
+def test_shapes_of_a_model():
+    block = lambda: torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 8), torch.nn.Linear(8, 8))
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 8), block(), block(), torch.nn.Linear(8, 2))
+    assert model_shapes(model, 100) == {(100, 32, 8): 2, (100, 8, 32): 2, (100, 8, 8): 2, (100, 2, 8): 1}
+    assert {r.what for r in roofline(side=16, copied=2**10, repeats=1, shapes=model_shapes(model, 4)).rows if r.name == 'fp32'} == \
+        {'16 x 16 x 16', '4 x 32 x 8', '4 x 8 x 32', '4 x 8 x 8', '4 x 2 x 8'}
+
+
+def test_the_roofline_leaves_the_number_format_as_it_was():
+    before = torch.get_float32_matmul_precision()
+    roofline(side=16, copied=2**10, repeats=1)
+    assert torch.get_float32_matmul_precision() == before
+
+
+class FakeEvent:
+    "Events and graphs that count launches: a launch takes 2 ms here"
+    clock = 0.
+    def __init__(self, **k): pass
+    def record(self): self.at = FakeEvent.clock
+    def synchronize(self): pass
+    def elapsed_time(self, other): return other.at - self.at
+
+
+class FakeGraph:
+    def replay(self): FakeEvent.clock += self.taken
+
+
+def test_gpu_work_is_timed_in_graphs_of_many_launches(monkeypatch):
+    import contextlib
+    @contextlib.contextmanager
+    def capture(graph):
+        start = FakeEvent.clock
+        yield
+        graph.taken, FakeEvent.clock = FakeEvent.clock - start, start  # capturing runs nothing
+    calls = []
+    def work():
+        calls.append(1)
+        FakeEvent.clock += 2.
+    for name, value in dict(Event=FakeEvent, CUDAGraph=FakeGraph, graph=capture, synchronize=lambda: None, Stream=lambda: SimpleNamespace(wait_stream=lambda s: None),
+                            current_stream=lambda: SimpleNamespace(wait_stream=lambda s: None), stream=lambda s: contextlib.nullcontext()).items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    assert hardware._graph_seconds(work, 3) == (.002, .002, .002) and len(calls) >= 25
+    assert [hardware.launches_for(s) for s in (1., .01, 1e-9)] == [1, 5, 2000]
