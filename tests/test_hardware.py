@@ -412,3 +412,27 @@ def test_gpu_work_is_timed_in_graphs_of_many_launches(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     assert hardware._graph_seconds(work, 3) == (.002, .002, .002) and len(calls) >= 25
     assert [hardware.launches_for(s) for s in (1., .01, 1e-9)] == [1, 5, 2000]
+
+
+def test_the_warm_up_is_no_sample_and_a_sample_is_shared_by_its_launches(monkeypatch):
+    clock, takes = [0.], iter([50., 4., 6.])  # the first is slow
+    monkeypatch.setattr(hardware.time, 'perf_counter', lambda: clock[0])
+    def work(): clock[0] += next(takes)
+    assert hardware._host_seconds(work, lambda: None, 2, count=2) == (2., 3.)
+
+
+def test_each_product_runs_in_its_own_format(monkeypatch):
+    seen = []
+    def seconds_of(work):
+        seen.append(torch.get_float32_matmul_precision())
+        return (1., 2., 4.)
+    rows, refused = hardware._products('cpu', ('fp32', 'tf32', 'bf16'), [(2, 3, 5)], {'tf32': 120.}, seconds_of)
+    assert seen == ['highest', 'high', 'highest'] and refused == []
+    assert [(r.name, r.values, r.share) for r in rows] == [('fp32', (60., 30., 15.), None), ('tf32', (60., 30., 15.), .25), ('bf16', (60., 30., 15.), None)]
+
+
+def test_a_copy_reads_and_writes_and_a_launch_is_one_of_many(monkeypatch):
+    monkeypatch.setattr(hardware, '_host_seconds', lambda work, wait, repeats, count=1: (1 / count,))
+    rows = {r.name: r for r in roofline(side=16, copied=2**12, repeats=1).rows}
+    assert rows['copy'].p50 == 2 * 2**12 and rows['copy'].unit == 'B/s'
+    assert rows['launch'].p50 == 1 / 1000 and rows['launch'].unit == 's'
