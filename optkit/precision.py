@@ -74,7 +74,7 @@ def choose_scaler(compute):  # the format that was chosen
     return Choice(False, f'{compute} has the range of FP32: nothing to scale' if compute == 'bf16' else 'FP32 needs none')
 
 # %% ../nbs/01_precision.ipynb #1a71aef4
-FP8_WIDTH = 2048  # narrowest side of a linear layer that gained from fp8 on an H100; see the notebook
+FP8_WIDTH = 3072  # narrowest side of a linear layer that gained from fp8 on an H100; see the notebook
 
 
 def choose_weights(compute,       # the format that was chosen for products

@@ -282,6 +282,7 @@ def test_records_keep_where_they_come_from(tmp_path):
 
 def test_provenance_never_fails(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv('OPTKIT_COMMIT', raising=False)
     found = provenance(hardware_with(None))
     assert found['commit'] is None and found['gpu'] is None and found['card'] == 'cpu' and json.dumps(found)
     monkeypatch.setenv('PATH', '')
