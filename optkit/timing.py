@@ -60,12 +60,12 @@ def read_json(path):
 
 # %% ../nbs/00a_timing.ipynb #b87907a8
 def commit(folder='.'):
-    "The git commit of `folder`, with '-dirty' if files differ from it; else what OPTKIT_COMMIT says (a copy without git), or None"
+    "The git commit: what OPTKIT_COMMIT says (for a copy without its git folder), else that of `folder`, with '-dirty' if files differ from it, or None"
+    if said := os.environ.get('OPTKIT_COMMIT'): return said
     def git(*words): return subprocess.run(['git', '-C', str(folder), *words], capture_output=True, text=True, timeout=10)
-    try:
-        head, status = git('rev-parse', 'HEAD'), git('status', '--porcelain', '--untracked-files=no')
-    except (OSError, subprocess.SubprocessError): return os.environ.get('OPTKIT_COMMIT')
-    if head.returncode: return os.environ.get('OPTKIT_COMMIT')
+    try: head, status = git('rev-parse', 'HEAD'), git('status', '--porcelain', '--untracked-files=no')
+    except (OSError, subprocess.SubprocessError): return None
+    if head.returncode: return None
     return head.stdout.strip()[:12] + ('-dirty' if status.returncode or status.stdout.strip() else '')
 
 

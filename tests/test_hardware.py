@@ -115,6 +115,7 @@ def fake_cuda(monkeypatch, ones, *cards, free=70 * G):
 
 def test_a_wheel_without_the_cards_architecture(monkeypatch):
     def ones(device): raise RuntimeError('CUDA error: no kernel image is available for execution on the device\nmore')
+    monkeypatch.setattr(hardware, 'management_facts', lambda: ('570.1', []))
     fake_cuda(monkeypatch, ones, properties(name='NVIDIA GeForce RTX 5090', major=12, total_memory=34_000_000_000, multi_processor_count=170))
     found = detect()
     assert found.device == found.card == 'cpu' and not found.gpu.usable and found.gpu.problem.endswith('on the device')
