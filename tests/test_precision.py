@@ -6,7 +6,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from optkit.hardware import GPU, gpu_table, hardware_with, known_gpu
-from optkit.precision import BACKENDS, choose_precision, sdpa_taken, tf32_set
+from optkit.precision import (BACKENDS, attention_ran, choose_attention, choose_fp8, choose_precision, choose_sdpa, import_problem, model_facts, sdpa_obstacles, sdpa_taken,
+                              tf32_set)
 
 EXPECTED = {'RTX 3090': 'bf16', 'RTX 3090 Ti': 'bf16', 'RTX 4070': 'bf16', 'RTX 4090': 'bf16', 'RTX 5070': 'bf16', 'RTX 5090': 'bf16', 'A10': 'bf16', 'A100 PCIe 40GB': 'bf16',
             'L4': 'bf16', 'L40S': 'bf16', 'H100 PCIe': 'bf16', 'H100 SXM': 'bf16', 'H200': 'bf16', 'B200': 'bf16', 'RTX 6000 Ada': 'bf16', 'RTX PRO 6000': 'bf16', 'T4': 'fp16', 'V100': 'fp16'}
@@ -161,3 +162,173 @@ def test_the_backend_that_is_taken():
 
 def test_every_card_of_the_table_has_a_precision():
     for gpu in gpu_table().values(): assert choose_precision(hardware_with(gpu)).compute.value in ('bf16', 'fp16')
+
+
+# ---- what each choice depends on
+
+def test_bf16_weights_have_to_be_asked_for_and_say_that_they_change_training():
+    h100 = hardware_with(known_gpu('H100'))
+    assert choose_precision(h100).weights.value == 'fp32' and 'survive' in choose_precision(h100).weights.reason
+    asked = choose_precision(h100, weights='bf16').weights
+    assert asked.value == 'bf16' and 'changes training' in asked.reason
+    with pytest.raises(ValueError, match='products are in fp16'): choose_precision(hardware_with(known_gpu('T4')), weights='bf16')
+    with pytest.raises(ValueError, match='expected fp32, bf16'): choose_precision(h100, weights='int8')
+
+
+def test_bf16_weights_lose_updates_that_fp32_weights_keep():
+    moved = {}
+    for weights in ('fp32', 'bf16'):
+        torch.manual_seed(0)
+        layer = choose_precision(machine('avx512_bf16'), 'bf16', weights=weights).prepare(torch.nn.Linear(64, 64))
+        assert layer.weight.dtype == dict(fp32=torch.float32, bf16=torch.bfloat16)[weights]
+        before, optimizer = layer.weight.detach().clone(), torch.optim.AdamW(layer.parameters(), lr=1e-5)
+        layer(torch.randn(8, 64, dtype=layer.weight.dtype)).square().sum().backward()
+        optimizer.step()
+        moved[weights] = (layer.weight != before).float().mean().item()
+    assert moved['fp32'] > .95 and moved['bf16'] < .5
+
+
+@pytest.mark.parametrize('card, able', [('H100', True), ('L4', True), ('RTX 4090', True), ('RTX 5090', True), ('B200', True), ('A100', False), ('RTX 3090', False), ('T4', False), (None, False)])
+def test_fp8_needs_the_card_the_package_and_wide_layers(card, able):
+    hw = hardware_with(known_gpu(card) if card else None)
+    assert choose_fp8(hw, [(4096, 4096)]).value is False
+    if not able:
+        with pytest.raises(ValueError, match='fp8.*8.9.*leave fp8 out'): choose_fp8(hw, [(4096, 4096)], fp8=True)
+        return
+    wide = choose_fp8(hw, [(4096, 4096), (4096, 14336), (4096, 10)], fp8=True)
+    assert wide.value is True and '2 of 3' in wide.reason and 'changes training' in wide.reason
+    narrow = choose_fp8(hw, [(768, 3072)], fp8=True)
+    assert narrow.value is False and 'slow this model down' in narrow.reason
+    with pytest.raises(ValueError, match='torchao.*not installed.*pip install'): choose_fp8(hw, [(4096, 4096)], fp8=True, problem='not installed')
+
+
+def test_fp8_converts_the_wide_layers_and_only_those(monkeypatch):
+    import sys, types
+    import optkit.precision as precision
+    calls = []
+    def convert(model, *, module_filter_fn): calls.extend(n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and module_filter_fn(m, n)); return model
+    monkeypatch.setitem(sys.modules, 'torchao', types.ModuleType('torchao'))
+    monkeypatch.setitem(sys.modules, 'torchao.float8', types.SimpleNamespace(convert_to_float8_training=convert))
+    monkeypatch.setattr(precision, 'FP8_WIDTH', 64)
+    with torch.device('meta'): model = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.Linear(4096, 768), torch.nn.Linear(4096, 4095))
+    p = choose_precision(hardware_with(known_gpu('H100')), fp8=True, model=model)
+    assert p.fp8.value and p.prepare(model) is model and calls == ['0']
+
+
+MASKED, PLAIN = dict(mask=True), {}
+@pytest.mark.parametrize('card, compute, calls, first', [
+    ('H100', 'bf16', PLAIN, 'flash'), ('H100', 'bf16', MASKED, 'efficient'), ('H100', 'fp32', PLAIN, 'efficient'), ('T4', 'fp16', PLAIN, 'efficient'), ('V100', 'fp16', MASKED, 'efficient'),
+    ('RTX 3090', 'bf16', dict(head_size=256), 'efficient'), ('RTX 4090', 'bf16', dict(head_size=256), 'efficient'), ('RTX 5090', 'bf16', dict(head_size=192), 'flash'),
+    ('A100', 'bf16', dict(head_size=256), 'flash'), ('H100', 'bf16', dict(head_size=320), 'efficient'), ('H100', 'fp32', dict(head_size=30), 'math'),
+    ('H100', 'bf16', dict(head_size=30, mask=True), 'math'), (None, 'fp32', PLAIN, 'flash'), (None, 'fp32', dict(dropout=.1), 'math')])
+def test_attention_by_shape_mask_dropout_and_card(card, compute, calls, first):
+    hw = hardware_with(known_gpu(card) if card else None)
+    chosen, obstacles = choose_sdpa(hw, compute, **calls), sdpa_obstacles(hw, compute, **calls)
+    assert chosen.value[0] == first and chosen.value[-1] == 'math' and obstacles['math'] == ''
+    assert all(not obstacles[b] for b in chosen.value)
+    assert all(obstacles[b] in chosen.reason for b in ('flash', 'efficient') if b not in chosen.value)
+
+
+def test_cudnn_attention_only_for_few_shapes_and_cards_that_have_it():
+    for card, cudnn in (('H100', True), ('B200', True), ('A100', False), ('RTX 5090', False), ('T4', False)):
+        assert (choose_sdpa(hardware_with(known_gpu(card)), choose_precision(hardware_with(known_gpu(card))).compute.value, fixed_shapes=True).value[0] == 'cudnn') == cudnn
+    assert choose_sdpa(hardware_with(known_gpu('H100')), 'bf16', fixed_shapes=True, head_size=256).value[0] == 'flash'
+
+
+def small_bert(**settings):
+    from transformers import BertConfig, BertForSequenceClassification
+    return BertForSequenceClassification(BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, **settings))
+
+
+def test_what_really_ran_is_reported():
+    ids = torch.randint(50, (2, 8))
+    padded = torch.ones_like(ids).index_fill(1, torch.tensor([7]), 0)
+    model = small_bert(attn_implementation='sdpa', attention_probs_dropout_prob=0.)
+    with sdpa_kernel(SDPBackend.MATH): assert attention_ran(lambda: model(ids, padded)) == {'math': 2}
+    assert attention_ran(lambda: model(ids)) == {'flash': 2}
+    assert attention_ran(lambda: small_bert(attn_implementation='eager')(ids)) == {}
+
+
+def test_facts_of_a_model():
+    facts = model_facts(small_bert())
+    assert facts['head_size'] == 8 and facts['convolutions'] == 0 and facts['dropout'] == .1 and facts['widths'].count((32, 64)) == 2
+    assert model_facts(torch.nn.Sequential(torch.nn.Conv1d(4, 4, 3), torch.nn.Linear(4, 2))) == dict(widths=[(4, 2)], convolutions=1, head_size=64, dropout=0.)
+    p = choose_precision(hardware_with(known_gpu('H100')), model=small_bert())
+    assert p.cudnn_benchmark.value is False and 'no convolution' in p.cudnn_benchmark.reason and p.channels_last.value is False
+    assert choose_precision(hardware_with(known_gpu('H100')), model=torch.nn.Conv2d(1, 1, 1)).cudnn_benchmark.value is True
+
+
+@pytest.mark.parametrize('before', [(False, False, False, False), (True, True, True, True), (False, False, True, False)])
+@pytest.mark.parametrize('workspace', [None, ':16:8'])
+def test_determinism_and_cudnn_are_put_back(before, workspace, monkeypatch):
+    import os
+    cudnn = torch.backends.cudnn
+    now = lambda: (cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+                   os.environ.get('CUBLAS_WORKSPACE_CONFIG'))
+    monkeypatch.setattr(cudnn, 'benchmark', before[0]); monkeypatch.setattr(cudnn, 'deterministic', before[1])
+    monkeypatch.setenv('CUBLAS_WORKSPACE_CONFIG', workspace) if workspace else monkeypatch.delenv('CUBLAS_WORKSPACE_CONFIG', raising=False)
+    torch.use_deterministic_algorithms(before[2], warn_only=before[3])
+    try:
+        start = now()
+        on, off = (choose_precision(hardware_with(known_gpu('H100')), deterministic=d) for d in (True, False))
+        with on.applied():
+            assert now()[1:4] == (True, True, True) and now()[4] == (workspace or ':4096:8')
+            with off.applied(), on.applied(): pass
+            assert now()[1:4] == (True, True, True)
+        assert now() == start
+        with pytest.raises(KeyError):
+            with on.applied(): raise KeyError
+        assert now() == start
+    finally: torch.use_deterministic_algorithms(False)
+
+
+# ---- a flash-attn that is there and broken
+
+def plant_flash_attn(folder, code):
+    (folder / 'flash_attn').mkdir(parents=True)
+    (folder / 'flash_attn' / '__init__.py').write_text(code)
+    info = folder / 'flash_attn-2.8.3.dist-info'
+    info.mkdir()
+    (info / 'METADATA').write_text('Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3\n')
+    (info / 'RECORD').write_text('flash_attn/__init__.py,,\n')
+    (info / 'top_level.txt').write_text('flash_attn\n')
+
+
+@pytest.mark.parametrize('code, said', [('raise ImportError("flash_attn_2_cuda.so: undefined symbol: _ZN3c10")', 'ImportError: flash_attn_2_cuda.so: undefined symbol'),
+                                        ('raise OSError("libcudart.so.11.0: cannot open shared object file")', 'OSError: libcudart'), ('import no_such_part', 'no_such_part')])
+def test_a_broken_flash_attn_falls_back_and_says_why(tmp_path, code, said):
+    import json, os, subprocess, sys
+    plant_flash_attn(tmp_path, code)
+    script = '''
+import json, torch
+torch.cuda.is_available = lambda: True   # transformers then believes the version that the package claims
+from optkit.precision import choose_attention
+from transformers import AutoModelForSequenceClassification, BertConfig
+config = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
+chosen = choose_attention('flash_attention_2')
+model = AutoModelForSequenceClassification.from_config(config, attn_implementation=chosen.value)
+print(json.dumps([chosen.value, chosen.reason, list(model(torch.ones(1, 4, dtype=torch.long)).logits.shape)]))'''
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get('PYTHONPATH')])])
+    done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=path))
+    assert done.returncode == 0, done.stderr
+    value, reason, shape = json.loads(done.stdout.strip().splitlines()[-1])
+    assert value == 'sdpa' and said in reason and 'flash_attention_2 was asked for' in reason and shape == [1, 2]
+
+
+def test_attention_packages():
+    assert choose_attention().value == 'sdpa' and choose_attention('eager').value == 'eager'
+    assert choose_attention('flash_attention_2', problem='').value == 'flash_attention_2'
+    assert choose_attention('flash_attention_3', problem='not installed').value == 'sdpa'
+    assert import_problem('json') == '' and import_problem('no_such_package_at_all') == 'not installed'
+
+
+@pytest.mark.slow
+def test_inductor_inside_and_after():
+    p = choose_precision(hardware_with(known_gpu('H100 SXM')))
+    f, x = torch.compile(lambda x: torch.nn.functional.gelu(x @ x) + 1), torch.randn(32, 32)
+    plain = torch.nn.functional.gelu(x @ x) + 1
+    with p.applied():
+        torch.testing.assert_close(f(x), plain)
+        with choose_precision(hardware_with(known_gpu('H100 SXM')), tf32=False).applied(): torch.testing.assert_close(f(x), plain)
+    torch.testing.assert_close(f(x), plain)
+    torch.testing.assert_close(torch.compile(lambda x: (x @ x).relu())(x), (x @ x).relu())
