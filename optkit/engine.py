@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['DEMO_MODEL', 'DEMO_SHA256', 'check_weights', 'demo_model_folder', 'model_source', 'quiet', 'load_tokenizer',
-           'load_model', 'model_length', 'example_model', 'Engine', 'StepProbe', 'plan_batch', 'training_flops']
+           'load_model', 'model_length', 'example_model', 'Engine', 'StepProbe', 'EvaluationProbe', 'plan_batch',
+           'plan_table', 'plan_evaluation', 'training_flops']
 
 # %% ../nbs/02b_engine.ipynb #1858e8ed
 import hashlib, importlib.util, os
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from fastcore.basics import patch
 
-from .batch_finder import BatchPlan, find_batch_size
+from .batch_finder import BatchPlan, MemoryProbe, find_batch_size, find_batch_table, preserved
 from .data import InputError, MicroBatch, TokenStore, batch_of
 from .precision import Precision
 
@@ -252,68 +253,86 @@ def restore_best(self: Engine):
     if self.best is not None: _load(self, self.best)
 
 # %% ../nbs/02b_engine.ipynb #186fca4f
-def _host(value):
-    if isinstance(value, torch.Tensor): return value.detach().to('cpu', copy=True)
-    if isinstance(value, dict): return {k: _host(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)): return type(value)(_host(v) for v in value)
-    return value
-
 @patch
 @contextmanager
 def preserved(self: Engine):
-    "Everything is as before when the block ends"
-    weights, optimizer = _host(self._copy()), _host(self.optimizer.state_dict())
-    scaler, training, best = self.scaler and self.scaler.state_dict(), self.model.training, self.best
-    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if self.device.type == 'cuda' else None
-    try: yield self
+    "Everything is as before when the block ends, see `batch_finder.preserved`"
+    best, scaler = self.best, self.scaler and self.scaler.state_dict()
+    try:
+        with preserved(self.model, self.optimizer): yield self
     finally:
-        self.optimizer.zero_grad(set_to_none=True)
-        _load(self, weights)
-        self.optimizer.load_state_dict(optimizer)
-        if self.scaler: self.scaler.load_state_dict(scaler)
-        self.model.train(training)
         self.best = best
-        torch.set_rng_state(cpu)
-        if cuda: torch.cuda.set_rng_state_all(cuda)
+        if self.scaler: # a new one: the old may carry marks of a step that failed
+            self.scaler = self.precision.make_scaler()
+            self.scaler.load_state_dict(scaler)
 
 # %% ../nbs/02b_engine.ipynb #8a50b798
-class StepProbe:
-    "Calls that train `batch` of the longest rows twice and return the peak bytes of the device, or None without a GPU"
-    def __init__(self, engine: Engine, store: TokenStore):
-        self.engine, self.store = engine, store
-        self.order, self.longest = np.argsort(-store.lengths, kind='stable'), int(store.lengths.max())
+class StepProbe(MemoryProbe):
+    "Trains that many of the longest rows, padded to one length, and returns what the device held; None without a GPU"
+    def __init__(self, engine: Engine, store: TokenStore,
+        length: int | None = None # tokens that rows are padded to; None: `max_length` of the store
+    ):
+        super().__init__(self._train, engine.device, engine.optimizer, self._clean)
+        self.engine, self.store, self.pad_to = engine, store, length or store.max_length
+        rows = np.flatnonzero(store.lengths <= self.pad_to)
+        if not len(rows): raise ValueError(f'no row has at most {length} tokens; the shortest has {store.lengths.min()}')
+        self.order = rows[np.argsort(-store.lengths[rows], kind='stable')]
+        self.longest = int(store.lengths[self.order[0]])
 
-    def __call__(self, batch: int) -> int | None:
-        micro, cuda = [MicroBatch(np.resize(self.order, batch), self.store.max_length)], self.engine.device.type == 'cuda'
-        if cuda:
-            torch.cuda.empty_cache()
-            free, total = torch.cuda.mem_get_info()
-            others = total - free - torch.cuda.memory_reserved()
-            retries = torch.cuda.memory_stats().get('num_alloc_retries', 0)
-            torch.cuda.reset_peak_memory_stats()
-        try:
-            for _ in range(2): self.engine.step(self.store, micro)
-        except Exception: # half of the optimizer's state may be what did not fit
-            self.engine.optimizer.zero_grad(set_to_none=True)
-            _heal(self.engine)
-            raise
-        if not cuda: return None
-        torch.cuda.synchronize()
-        if torch.cuda.memory_stats().get('num_alloc_retries', 0) > retries: raise RuntimeError('out of memory: ran only after the allocator had emptied its cache')
-        return others + torch.cuda.max_memory_reserved()
+    def _rows(self, batch): return np.resize(self.order, batch)
+    def _train(self, batch): self.engine.step(self.store, [MicroBatch(self._rows(batch), self.pad_to)])
+    def _clean(self): # half of the optimizer's state may be what did not fit
+        self.engine.optimizer.zero_grad(set_to_none=True)
+        _heal(self.engine)
+
+
+class EvaluationProbe(StepProbe):
+    "Predicts that many of the longest rows, forward only"
+    def __call__(self, batch):
+        peak = super().__call__(batch)
+        return peak and peak._replace(activation_bytes=peak.allocated_bytes) # no update that could hide the activations
+    def _train(self, batch): self.engine.predict(self.store, self._rows(batch), batch)
+
+
+def _search(engine, probe, effective, headroom, limit, **kwargs):
+    capacity = torch.cuda.mem_get_info()[1] if engine.device.type == 'cuda' else None
+    with engine.preserved():
+        return find_batch_size(probe, effective, start=min(effective or 64, limit), limit=limit, headroom=headroom, capacity=capacity, longest=probe.longest, **kwargs)
 
 def plan_batch(
     engine: Engine,
     store: TokenStore, # on the engine's device
     effective: int, # rows of an optimizer step
     headroom: float = .02, # share of the card's memory that stays free
-    limit: int | None = None # largest size to try; None: 4096 on a GPU; elsewhere `effective`, at most 64, since a system kills where a GPU refuses
+    limit: int | None = None, # largest size to try; None: 4096 on a GPU; elsewhere `effective`, at most 64, since a system kills where a GPU refuses
+    ranks = None # process group whose ranks plan together
 ) -> BatchPlan:
     "Find the physical batch with real steps and leave the engine as it was"
+    limit = limit or (4096 if engine.device.type == 'cuda' else min(effective, 64))
+    return _search(engine, StepProbe(engine, store), effective, headroom, limit, ranks=ranks)
+
+def plan_table(
+    engine: Engine,
+    store: TokenStore, # on the engine's device
+    lengths: tuple[int, ...], # tokens of the buckets
+    effective: int, # rows of an optimizer step
+    headroom: float = .02, # share of the card's memory that stays free
+    limit: int | None = None # as for `plan_batch`
+) -> dict[int, BatchPlan]: # by length
+    "Find the physical batch of each length with real steps and leave the engine as it was"
     cuda = engine.device.type == 'cuda'
-    capacity = torch.cuda.mem_get_info()[1] if cuda else None
-    probe, limit = StepProbe(engine, store), limit or (4096 if cuda else min(effective, 64))
-    with engine.preserved(): return find_batch_size(probe, effective, start=min(effective, limit), limit=limit, headroom=headroom, capacity=capacity, longest=probe.longest)
+    capacity, limit = torch.cuda.mem_get_info()[1] if cuda else None, limit or (4096 if cuda else min(effective, 64))
+    with engine.preserved():
+        return find_batch_table(lambda length: StepProbe(engine, store, length), lengths, effective, headroom=headroom, limit=limit, capacity=capacity, start=min(effective, limit))
+
+def plan_evaluation(
+    engine: Engine,
+    store: TokenStore, # on the engine's device
+    headroom: float = .02, # share of the card's memory that stays free
+    limit: int | None = None # largest size to try; None: 4096 on a GPU, 64 elsewhere
+) -> BatchPlan: # `physical` rows at once
+    "Find the rows that can be predicted at once, forward only, and leave the engine as it was"
+    return _search(engine, EvaluationProbe(engine, store), None, headroom, limit or (4096 if engine.device.type == 'cuda' else 64))
 
 # %% ../nbs/02b_engine.ipynb #a36a6833
 def training_flops(

@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from optkit.batch_finder import Probe, accumulation_for, find_batch_size, is_out_of_memory, next_probe, predict_limit
+from optkit.batch_finder import MemoryProbe, Peak, find_batch_table, find_max_tokens, planned_updates, preserved, worst
 from optkit.data import LAYOUTS, Table, steps, tokenise, word_tokenizer
 from optkit.engine import Engine, StepProbe, example_model, plan_batch
 from optkit.hardware import Choice, hardware_with
@@ -70,12 +71,14 @@ def test_accumulation_of_nothing(largest, effective):
 
 class Memory:
     "A device whose peak follows a curve; out of memory above its capacity, as a real one"
-    def __init__(self, curve, capacity, reports=True): self.curve, self.capacity, self.reports, self.asked = curve, capacity, reports, []
+    def __init__(self, curve, capacity, reports=True, activations=None):
+        self.curve, self.capacity, self.reports, self.activations, self.asked = curve, capacity, reports, activations, []
     def __call__(self, batch):
         assert len(self.asked) < 40, f'endless: {self.asked}'
         self.asked.append(batch)
         peak = int(self.curve(batch))
         if peak > self.capacity: raise torch.OutOfMemoryError(f'CUDA out of memory. Tried to allocate {peak} bytes')
+        if self.activations: return Peak(peak, peak, int(self.activations(batch)), int(self.activations(0)))
         return peak if self.reports else None
     def largest(self, budget, limit): return bisect.bisect_right(range(1, limit + 1), budget, key=self.curve)
 
@@ -95,7 +98,16 @@ STRAIGHT = ('line', 'steep', 'flat start', 'flat then steep', 'blocks of 2 MB', 
 @pytest.mark.parametrize('start', [8, 16, 32, 64])
 @pytest.mark.parametrize('name', CURVES)
 def test_few_probes_are_enough_where_the_device_reports_bytes(name, start, quick):
-    for card in (16, 24, 32, 80): search(name, card, start, 8 if name in STRAIGHT else 10)
+    for card in (16, 24, 32, 80): search(name, card, start, 9 if name in STRAIGHT else 11)
+
+
+# before the update, whose peak hides small batches
+BEFORE = {'flat start': lambda n: G + n * 2**20 * 30, 'flat then steep': lambda n: 200 * 2**20 * n}
+
+@pytest.mark.parametrize('start', [1, 8, 16, 32, 64])
+@pytest.mark.parametrize('name', [n for n in CURVES if n not in ('curved', 'rounded up to 512 MB')])  # tensors are neither
+def test_eight_probes_are_enough_where_activations_are_read_apart_from_the_update(name, start, quick):
+    for card in (16, 24, 32, 80): search(name, card, start, 8 if name in STRAIGHT else 9, activations=BEFORE.get(name, CURVES[name]))
 
 
 @pytest.mark.parametrize('start', [1, 1024])
@@ -104,8 +116,8 @@ def test_a_bad_start_costs_few_probes_more(name, start, quick):
     for card in (16, 24, 32, 80): search(name, card, start, 12)
 
 
-def search(name, card, start, most):
-    memory = Memory(CURVES[name], card * G)
+def search(name, card, start, most, **more):
+    memory = Memory(CURVES[name], card * G, **more)
     plan = find_batch_size(memory, start=start, limit=4096, headroom=.02, capacity=card * G)
     best, truth = max(p.batch for p in plan.tried if p.fits), memory.largest(.98 * card * G, 4096)
     failed = [p.batch for p in plan.tried if not p.fits]
@@ -319,3 +331,130 @@ def test_a_model_that_is_too_large_says_so(monkeypatch):
     def zeros_like(tensor, *args, **kwargs): raise torch.OutOfMemoryError('CUDA out of memory.')
     monkeypatch.setattr(torch, 'zeros_like', zeros_like)
     with pytest.raises(MemoryError, match='one row of 9 tokens does not fit'): plan_batch(engine, store, 16)
+
+
+# --- tokens, lengths, ranks, and whatever step a user has
+
+def per_length(length, per_token=2**17, capacity=10 * G):
+    def probe(rows):
+        used = G + rows * length * per_token
+        if used > capacity: raise RuntimeError('CUDA out of memory')
+        return Peak(used, used, used, G)
+    return probe
+
+
+def test_tokens_instead_of_rows(quick):
+    plan = find_max_tokens(lambda n: per_length(n)(1), longest=500, capacity=10 * G, headroom=.02)
+    most = (10 * G * .98 - G) // 2**17
+    assert plan.max_tokens % 64 == 0 and .985 * most <= plan.max_tokens <= most and 'packed' in repr(plan) and len(plan.tried) <= 8
+    with pytest.raises(MemoryError, match='500 tokens'): find_max_tokens(lambda n: per_length(n, capacity=G + 2**25)(1), longest=500, capacity=10 * G)
+
+
+def test_a_table_by_length(quick):
+    plans = find_batch_table(per_length, (512, 64, 128), effective=4096, capacity=10 * G, headroom=0.)
+    assert list(plans) == [64, 128, 512]
+    for length, plan in plans.items():
+        best, right = max(p.batch for p in plan.tried if p.fits), 9 * G // (length * 2**17)
+        assert .99 * right - 1 <= best <= right and plan.longest == length and len(plan.tried) <= 8
+
+
+def test_exact_to_the_row_when_asked(quick):
+    for rows in (1, 57, 999, 3001):
+        memory = Memory(lambda n: G + n * 2**20, G + rows * 2**20)
+        plan = find_batch_size(memory, capacity=memory.capacity, headroom=0., tolerance=0.)
+        assert plan.physical == rows and any(p.batch == rows + 1 and not p.fits for p in plan.tried)
+
+
+@pytest.mark.parametrize('rows, effective, epochs, updates', [(1000, 128, 3, 24), (128, 128, 1, 1), (129, 128, 1, 2), (7, 128, 5, 5)])
+def test_updates_do_not_depend_on_the_physical_batch(rows, effective, epochs, updates):
+    from optkit.data import example_table, steps, tokenise, word_tokenizer
+    store = tokenise(example_table(rows), word_tokenizer(), 32, progress=False)
+    assert planned_updates(rows, effective, epochs) == updates
+    for physical in (3, effective): assert sum(1 for e in range(epochs) for _ in steps(store, np.arange(rows), effective, epoch=e, physical=physical)) == updates
+
+
+def test_the_worst_rank_decides():
+    a, b = Probe(8, 5, True, '', 4, 3, 1), Probe(8, 7, True, '', 6, None, 2)
+    assert worst([a, b]) == Probe(8, 7, True, '', 6, 3, 2)
+    assert worst([a, Probe(8, None, False, 'out of memory')]).note == 'rank 1: out of memory' and not worst([a, Probe(8, None, False, 'x')]).fits
+
+
+RANK = '''
+import sys, torch
+from torch import distributed
+from optkit.batch_finder import find_batch_size
+rank, port, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+distributed.init_process_group('gloo', init_method=f'tcp://127.0.0.1:{port}', rank=rank, world_size=2)
+def probe(batch):
+    if rank == 1 and batch > 37:
+        raise RuntimeError('CUDA out of memory') if kind == 'memory' else ValueError('a bad row')
+try: print(find_batch_size(probe, effective=128, start=8, limit=256, tolerance=0., ranks=distributed.group.WORLD).physical, flush=True)
+except Exception as error: print(type(error).__name__, error, flush=True)
+distributed.destroy_process_group()
+'''
+
+@pytest.mark.parametrize('kind', ['memory', 'error'])
+def test_two_ranks_end_with_one_plan_and_none_hangs(kind):
+    import socket, subprocess, sys
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = str(s.getsockname()[1])
+    ranks = [subprocess.Popen([sys.executable, '-c', RANK, str(n), port, kind], stdout=subprocess.PIPE, text=True) for n in range(2)]
+    try: said = [p.communicate(timeout=90)[0].strip() for p in ranks]
+    finally:
+        for p in ranks: p.kill()
+    if kind == 'memory': assert said == ['32', '32']  # 37 fit: 128 rows in 4 x 32
+    else: assert said[1] == 'ValueError a bad row' and said[0].startswith('RuntimeError a probe of') and 'rank 1: ValueError: a bad row' in said[0]
+
+
+@pytest.mark.parametrize('ends', ['well', KeyboardInterrupt, ValueError, torch.OutOfMemoryError])
+def test_a_users_own_step_is_probed_and_everything_put_back(ends):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(.5))
+    model[2].eval()  # a module with a mode of its own
+    optimizer = torch.optim.AdamW(model.parameters(), lr=.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model(torch.ones(3, 4)).sum().backward()
+    model[0].bias.grad = None
+    weights = [p for p in model.parameters()]
+    snapshot = lambda: [[p.detach().clone() for p in model.parameters()], [b.clone() for b in model.buffers()], [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+                        str(optimizer.state_dict()), schedule.state_dict(), torch.get_rng_state(), [m.training for m in model.modules()]]
+    def step(batch):
+        model.train()
+        model(torch.randn(batch, 4)).square().mean().backward()
+        optimizer.step(); schedule.step(); optimizer.zero_grad()
+        if ends != 'well' and batch > 4: raise ends('stop')
+    before = snapshot()
+    try:
+        with preserved(model, optimizer, schedule, None): plan = find_batch_size(MemoryProbe(step, 'cpu', optimizer), start=4, limit=16)
+    except (KeyboardInterrupt, ValueError): assert ends in (KeyboardInterrupt, ValueError)
+    else: assert plan.physical == (16 if ends == 'well' else 4)
+    assert all(a is b for a, b in zip(weights, model.parameters()))
+    def same(a, b): return torch.equal(a, b) if isinstance(a, torch.Tensor) else all(map(same, a, b)) and len(a) == len(b) if isinstance(a, list) else a == b
+    assert [same(a, b) for a, b in zip(before, snapshot())] == [True] * 7
+
+
+def test_nothing_is_kept_alive_by_a_traceback():
+    import gc, weakref
+    class Big(list): pass
+    alive = []
+    def probe(batch):
+        big = Big(range(batch))
+        alive.append(weakref.ref(big))
+        raise ValueError('something else')
+    try: find_batch_size(probe)
+    except ValueError as error: kept = error  # as IPython keeps it
+    gc.collect()
+    assert alive[0]() is None and kept.__traceback__ is not None
+
+
+def test_evaluation_and_table_of_an_engine_leave_it_as_it_was():
+    from optkit.engine import plan_evaluation, plan_table
+    store, engine = store_of([9] * 20 + [100]), Engine(example_model(), FP32)
+    before = snapshot(engine)
+    assert plan_evaluation(engine, store, limit=24).physical == 24
+    table = plan_table(engine, store, (24, store.max_length), effective=8, limit=8)
+    assert [p.physical for p in table.values()] == [8, 8] and list(table) == [24, store.max_length]
+    after = snapshot(engine)
+    assert all(same(before[k], after[k]) for k in before)
+    with pytest.raises(ValueError, match='no row has at most 1'): plan_table(engine, store, (1,), effective=8)
