@@ -142,7 +142,7 @@ class Engine:
         max_grad_norm: float = 1., # clip the norm of the gradients; 0: do not
         label_smoothing: float = 0. # of the cross-entropy
     ):
-        self.model, self.precision, self.device = model.to(precision.device), precision, torch.device(precision.device)
+        self.model, self.precision, self.device = precision.prepare(model.to(precision.device)), precision, torch.device(precision.device)
         self.zero_grad_none, self.max_grad_norm, self.label_smoothing = zero_grad_none, max_grad_norm, label_smoothing
         self.forward = torch.compile(self.model, mode=None if compile == 'default' else compile) if compile else self.model
         kind = dict(fused=True) if fused else dict(foreach=True)

@@ -8,16 +8,17 @@ __all__ = ['SOURCES', 'TABLE', 'ENCODER_SHAPES', 'Choice', 'size', 'html_table',
            'Limits', 'cgroup_limits', 'usable_cores', 'look_at_cpu', 'look_at_memory', 'look_at_software',
            'process_name', 'other_processes', 'management_facts', 'link_kind', 'holds_code', 'wheel_index',
            'install_advice', 'launch_problem', 'architecture', 'gpu_from', 'look_at_gpus', 'look_at_links',
-           'unusable_note', 'gpu_notes', 'unseen_note', 'machine_notes', 'detect', 'hardware_with', 'si', 'Measured',
-           'Roofline', 'product_formats', 'matrix_product', 'launches_for', 'model_shapes', 'roofline']
+           'unusable_note', 'gpu_notes', 'unseen_note', 'machine_notes', 'detect', 'hardware_with', 'tf32_set', 'si',
+           'Measured', 'Roofline', 'product_formats', 'matrix_product', 'launches_for', 'model_shapes', 'roofline']
 
 # %% ../nbs/00_hardware.ipynb #32ab6b67
 import dataclasses, html, json, os, platform, re, shutil, statistics, sys, time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -246,7 +247,8 @@ def slug(name):  # a GPU's name, of the driver or of the table
     words = _words(known.name if known else name)
     words = [w for w in words if w not in _NOISE - {'rtx'} | {'sxm', 'gpu', 'laptop'}] + ['laptop'] * ('laptop' in words)
     memory = [w for w in words if re.fullmatch(r'\d+gb', w)]
-    return '-'.join([''.join(w for w in words if w not in memory) or 'gpu', *memory])
+    short = '-'.join([''.join(w for w in words if w not in memory) or 'gpu', *memory])
+    return short if known or not known_gpu(short) else f'{short}-other'  # a card that is not known never shares the files of one that is
 
 # %% ../nbs/00_hardware.ipynb #9e76d1f7
 SOURCES = {'G': 'NVIDIA Ampere GA102 GPU Architecture whitepaper',
@@ -325,14 +327,16 @@ def _words(name):
 
 
 def known_gpu(name):  # "RTX 3090", "NVIDIA H100 80GB HBM3", "h100 pcie", ...
-    "The card of that name from the table, without the device; None if it is not there or the name is ambiguous"
+    "The card of that name from the table, without the device, else None; a bare H100, A100 or V100 that a person types means the SXM card, one that a driver says means none"
     words = _words(name)
+    if len({*words}) < len(words): return None
     spoken = ' '.join(w for w in words if w not in _NOISE)
     if spoken in _SPOKEN and not {'nvidia', 'tesla'} & {*words}: return gpu_table()[_SPOKEN[spoken]]
     given = {*spoken.split()}
     if given >= {'h100', 'hbm3'}: given = given - {'hbm3'} | {'sxm'}  # the driver's word for the SXM card
     for card in gpu_table().values():
         need = {*_words(card.name)} - _NOISE
+        if 'rtx' in words and not card.name.startswith('RTX'): continue
         if given - _MAY_SAY.get(card.name, set()) in (need, need | {f'{card.total_bytes >> 30}gb'}): return card
     return None
 
@@ -478,7 +482,7 @@ def _asker(nvml):
     "A function that asks the library something and gives None where it refuses or does not know the question"
     def ask(name, *args):
         try: return getattr(nvml, name)(*args)
-        except (nvml.NVMLError, AttributeError): return None
+        except Exception: return None  # not on this card, not for this user, not in this version, or not to be decoded
     return ask
 
 
@@ -521,19 +525,20 @@ def _pair_facts(nvml, handles, cards):
 
 
 def management_facts():
-    "The driver's version and the facts about each card from the NVIDIA management library; (None, []) without it"
-    try: import pynvml as nvml
-    except ImportError: return None, []
-    try: nvml.nvmlInit()
-    except nvml.NVMLError: return None, []
+    "The driver's version and the facts about each card from the NVIDIA management library; (None, []) without it; a card that does not answer has `lost`"
     try:
-        driver = nvml.nvmlSystemGetDriverVersion()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        cards = [_card_facts(nvml, h) for h in handles]
-        _pair_facts(nvml, handles, cards)
-        return driver.decode() if isinstance(driver, bytes) else driver, cards
-    except nvml.NVMLError: return None, []
-    finally: nvml.nvmlShutdown()
+        import pynvml as nvml
+        nvml.nvmlInit()
+    except Exception: return None, []  # no library, no driver, or a broken one: there is nothing to ask
+    ask = _asker(nvml)
+    try:
+        driver, numbers = ask('nvmlSystemGetDriverVersion'), range(ask('nvmlDeviceGetCount') or 0)
+        handles = {i: h for i in numbers if (h := ask('nvmlDeviceGetHandleByIndex', i)) is not None}
+        cards = [_card_facts(nvml, h) for h in handles.values()]
+        _pair_facts(nvml, list(handles.values()), cards)
+        lost = [dict(name=f'GPU {i}', bus=None, lost=True) for i in numbers if i not in handles]
+        return driver.decode() if isinstance(driver, bytes) else driver, cards + lost
+    finally: ask('nvmlShutdown')
 
 # %% ../nbs/00_hardware.ipynb #7d7d2c41
 _MEET = {0: 'same board', 10: 'PCIe switch', 20: 'PCIe switches', 30: 'same CPU', 40: 'same CPU', 50: 'across CPUs'}  # nvmlGpuTopologyLevel_t
@@ -642,6 +647,7 @@ def _peer(a, b):
 def look_at_links(cards=()):  # facts of the management library
     "The links between the CUDA devices that this process sees"
     by_bus = {c['bus']: c for c in cards if c['bus']}
+    cards = [c for c in cards if c['bus']]
     facts = [by_bus.get(_bus(i)) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return tuple(Link(a, b, link_kind(facts[a], facts[b], cards) if facts[a] and facts[b] else None, _peer(a, b))
                  for a, b in combinations(range(len(facts)), 2))
@@ -701,6 +707,8 @@ def machine_notes(hardware,  # without notes
     "What is wrong with the machine, and what to do about it"
     cpu, memory, wsl = hardware.cpu, hardware.memory, 'microsoft' in hardware.software.platform.lower()
     notes = [note for gpu in hardware.gpus for note in gpu_notes(gpu, wsl, hardware.software.driver)]
+    lost, seen = [c['name'] for c in seen if c.get('lost')], [c for c in seen if not c.get('lost')]
+    if lost: notes.append(f'The driver does not answer for {", ".join(lost)}: `nvidia-smi` and the kernel log say why; a restart of the machine often brings it back.')
     if seen and not hardware.gpus: notes.append(unseen_note(seen, hardware.software))
     elif not hardware.gpus and not hardware.mps: notes.append('No GPU: everything runs on the CPU, for trying out rather than for training.')
     if cpu.usable < cpu.logical: notes.append(f'{cpu.usable} of {cpu.logical} CPUs are usable (affinity or container quota): plan workers by {cpu.usable}.')
@@ -732,6 +740,32 @@ def hardware_with(gpu):  # a GPU, from `known_gpu` for instance, or None for a m
     cpu, memory, software = _host()
     found = Hardware(gpu, (gpu,) if gpu else (), cpu, memory, software)
     return replace(found, notes=machine_notes(found))
+
+# %% ../nbs/00_hardware.ipynb #84dd0ba2
+def _new_switches():
+    "The matmul switches of torch's new interface: pairs (object, value); empty in versions without it"
+    places = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    return [(place, place.fp32_precision) for place in places if hasattr(place, 'fp32_precision')]
+
+
+def _old_switch():
+    "What torch's old interface says of products of FP32 numbers; None where the caller mixed the interfaces and it cannot be read"
+    try: return torch.get_float32_matmul_precision()
+    except RuntimeError: pass
+    try: return 'high' if torch.backends.cuda.matmul.allow_tf32 else 'highest'
+    except RuntimeError: return None
+
+
+@contextmanager
+def tf32_set(on):  # True or False
+    "TF32 for products of FP32 numbers inside the block; everything as before after it, also after an error. The switch is the whole process's"
+    new, old = _new_switches(), _old_switch()
+    torch.set_float32_matmul_precision('high' if on else 'highest')
+    try: yield
+    finally:
+        if old is not None: torch.set_float32_matmul_precision(old)
+        for place, value in new:
+            if place.fp32_precision != value: place.fp32_precision = value
 
 # %% ../nbs/00_hardware.ipynb #9f4fd18a
 def si(value, unit):  # 7.91e14, 'FLOP/s'
@@ -864,16 +898,13 @@ def model_shapes(model,    # a torch module
 
 def _products(device, formats, shapes, peaks, seconds_of):
     "Measured products of all formats and shapes, and what was refused"
-    rows, refused, before = [], [], torch.get_float32_matmul_precision()
-    try:
-        for name in formats:
-            torch.set_float32_matmul_precision('high' if name == 'tf32' else 'highest')
-            for m, n, k in shapes:
-                what = f'{m} x {n} x {k}'
-                try: seconds = seconds_of(matrix_product(name, device, m, n, k)[0])
-                except RuntimeError as error: refused.append(f'{name} {what}: {(str(error).splitlines() or [type(error).__name__])[0]}')
-                else: rows.append(Measured(name, what, seconds, 2 * m * n * k, 'FLOP/s', peaks.get(name)))
-    finally: torch.set_float32_matmul_precision(before)
+    rows, refused = [], []
+    for name, (m, n, k) in product(formats, shapes):
+        what = f'{m} x {n} x {k}'
+        try:
+            with tf32_set(name == 'tf32'): seconds = seconds_of(matrix_product(name, device, m, n, k)[0])
+        except RuntimeError as error: refused.append(f'{name} {what}: {(str(error).splitlines() or [type(error).__name__])[0]}')
+        else: rows.append(Measured(name, what, seconds, 2 * m * n * k, 'FLOP/s', peaks.get(name)))
     return rows, refused
 
 # %% ../nbs/00_hardware.ipynb #57d47218

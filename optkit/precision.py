@@ -6,7 +6,7 @@
 __all__ = ['FORMATS', 'CPU_BF16', 'FP8_WIDTH', 'BACKENDS', 'CHANNELS_LAST', 'choose_format', 'choose_tf32', 'choose_scaler',
            'choose_weights', 'fp8_fits', 'choose_fp8', 'sdpa_obstacles', 'choose_sdpa', 'sdpa_taken', 'attention_ran',
            'import_problem', 'choose_attention', 'model_facts', 'choose_cudnn_benchmark', 'choose_deterministic',
-           'tf32_set', 'cudnn_set', 'Precision', 'choose_precision']
+           'cudnn_set', 'Precision', 'choose_precision']
 
 # %% ../nbs/01_precision.ipynb #f41f4f0c
 import importlib, os
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .hardware import Choice, html_table
+from .hardware import Choice, html_table, tf32_set
 from .timing import profiled
 
 # %% ../nbs/01_precision.ipynb #c3906383
@@ -98,7 +98,8 @@ def fp8_fits(inputs, outputs,       # of a linear layer
 
 def choose_fp8(hw, widths=(),  # (inputs, outputs) of each linear layer
                fp8=False,      # True to use it where it pays
-               problem=''):    # why torchao cannot be imported
+               problem='',     # why torchao cannot be imported
+               compiled=False): # the model will run through torch.compile
     "Whether wide linear layers multiply in fp8; `ValueError` where it was asked for and cannot be"
     pays = sum(not fp8_fits(*w) for w in widths)
     able = hw.device == 'cuda' and (hw.gpu.capability or (0, 0)) >= (8, 9)
@@ -107,6 +108,7 @@ def choose_fp8(hw, widths=(),  # (inputs, outputs) of each linear layer
     if not able: raise ValueError(f'fp8 was asked for, but {where} has none: it needs capability 8.9; leave fp8 out')
     if problem: raise ValueError(f'fp8 was asked for, but torchao cannot be used ({problem}); install it (pip install "optkit[fp8]") or leave fp8 out')
     if not pays: return Choice(False, f'asked for, but it would slow this model down: no linear layer has both sides from {FP8_WIDTH} on and multiples of 16')
+    if not compiled: return Choice(False, 'asked for, but it would slow this model down without torch.compile (0.2 to 0.4 times bf16 on an H100, at every width that was tried)')
     return Choice(True, f'asked for; changes training: {pays} of {len(widths)} linear layers multiply in fp8 with a scale a tensor')
 
 # %% ../nbs/01_precision.ipynb #8956a426
@@ -123,9 +125,9 @@ def sdpa_obstacles(hw, compute,      # the format of products
         flash = 'the CPU kernel knows no dropout' if dropout and hw.device == 'cpu' else 'Apple GPUs have one of their own' if hw.device == 'mps' else ''
         return dict(flash=flash, efficient='CUDA only', cudnn='CUDA only', math='')
     capability, small, wide = hw.gpu.capability or (0, 0), compute == 'fp32', head_size > 256
-    consumer = capability in ((8, 6), (8, 9), (12, 0))
+    narrow = capability in ((8, 6), (8, 9), (12, 0), (12, 1)) and (192 < head_size <= 224 or head_size > 224 and dropout)  # little shared memory
     flash = ('takes 16 bits only' if small else f'needs capability 8.0, this is {_called(hw.gpu)}' if capability < (8, 0) else 'takes no mask' if mask else
-             'takes heads of at most 256' if wide else f'backward takes heads of at most 192 on {_called(hw.gpu)}' if consumer and head_size > 192 else '')
+             'takes heads of at most 256' if wide else f'has no backward for heads of {head_size}{" with dropout" if head_size > 224 else ""} on {_called(hw.gpu)}' if narrow else '')
     step = 4 if small else 8
     efficient = 'needs capability 5.0' if capability < (5, 0) else f'needs heads of a multiple of {step}' if head_size % step else ''
     cudnn = ('takes 16 bits only' if small else f'needs capability 8.0, this is {_called(hw.gpu)}' if capability < (8, 0) else
@@ -200,8 +202,10 @@ def model_facts(model):
                 dropout=float(ask('attention_probs_dropout_prob', 'attention_dropout', 'attn_pdrop') or 0.))
 
 
-def choose_cudnn_benchmark(convolutions=0):  # layers of the model
+def choose_cudnn_benchmark(convolutions=0,       # layers of the model
+                           deterministic=False): # the same bits each time were asked for
     "Whether cuDNN tries its algorithms"
+    if deterministic: return Choice(False, 'the same bits each time were asked for: trying could end with another algorithm each time')
     if convolutions: return Choice(True, f'{convolutions} convolutions: cuDNN tries its algorithms for each shape')
     return Choice(False, 'no convolution in the model: there is nothing to try')
 
@@ -215,25 +219,6 @@ def choose_deterministic(deterministic=False):
 CHANNELS_LAST = Choice(False, 'not applicable to text: the weights have no image dimensions')
 
 # %% ../nbs/01_precision.ipynb #1c7beb0a
-def _new_switches():
-    "The matmul switches of torch's new interface: pairs (object, value); empty in versions without it"
-    places = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-    return [(place, place.fp32_precision) for place in places if hasattr(place, 'fp32_precision')]
-
-
-@contextmanager
-def tf32_set(on):  # True or False
-    "TF32 for products of FP32 numbers inside the block; everything as before after it, also after an error"
-    new = _new_switches()
-    try: old = torch.get_float32_matmul_precision()
-    except RuntimeError: old = None  # the caller mixed the interfaces: the old one cannot be read
-    torch.set_float32_matmul_precision('high' if on else 'highest')
-    try: yield
-    finally:
-        if old is not None: torch.set_float32_matmul_precision(old)
-        for place, value in new: place.fp32_precision = value
-
-
 _WORKSPACE = 'CUBLAS_WORKSPACE_CONFIG'
 
 
@@ -274,7 +259,7 @@ class Precision:
 
     @contextmanager
     def applied(self):
-        "Set TF32, cuDNN, determinism and the attention backends inside the block, restore all after it; may be nested and used again"
+        "Set TF32, cuDNN, determinism and the attention backends inside the block, restore all after it; may be nested and used again. They are the whole process's: not for two threads at once"
         with ExitStack() as stack:
             stack.enter_context(tf32_set(self.tf32.value))
             stack.enter_context(cudnn_set(self.cudnn_benchmark.value, self.deterministic.value))
@@ -310,6 +295,7 @@ def choose_precision(hw,                   # a `Hardware`
                      fixed_shapes=False,   # few different batch shapes in the whole run
                      weights=None,         # 'bf16': weights in 16 bits; changes training
                      fp8=False,            # True: wide linear layers in fp8, through torchao; changes training
+                     compiled=False,       # the model will run through torch.compile, without which fp8 loses
                      deterministic=False,  # the same bits each time, slower
                      model=None,           # to look at its layers and heads
                      mask=False):          # attention gets a mask, as padding makes one
@@ -318,5 +304,5 @@ def choose_precision(hw,                   # a `Hardware`
     facts = dict(widths=(), convolutions=0, head_size=64, dropout=0.) if model is None else model_facts(model)
     return Precision(compute, choose_tf32(hw, compute.value, tf32), choose_scaler(compute.value),
                      choose_sdpa(hw, compute.value, fixed_shapes, mask=mask, dropout=facts['dropout'], head_size=facts['head_size']), hw.device,
-                     choose_weights(compute.value, weights), choose_fp8(hw, facts['widths'], fp8, import_problem('torchao') if fp8 else ''),
-                     choose_cudnn_benchmark(facts['convolutions']), choose_deterministic(deterministic))
+                     choose_weights(compute.value, weights), choose_fp8(hw, facts['widths'], fp8, import_problem('torchao') if fp8 else '', compiled),
+                     choose_cudnn_benchmark(facts['convolutions'], deterministic), choose_deterministic(deterministic))

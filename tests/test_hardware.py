@@ -437,3 +437,48 @@ def test_a_copy_reads_and_writes_and_a_launch_is_one_of_many(monkeypatch):
     rows = {r.name: r for r in roofline(side=16, copied=2**12, repeats=1).rows}
     assert rows['copy'].p50 == 2 * 2**12 and rows['copy'].unit == 'B/s'
     assert rows['launch'].p50 == 1 / 1000 and rows['launch'].unit == 's'
+
+
+# --- a library that is there and broken
+
+class Broken:
+    "A management library whose questions fail in ways that its documents do not name"
+    NVMLError = RuntimeError
+    def __init__(self, failing, error): self.failing, self.error = failing, error
+    def __getattr__(self, name):
+        def ask(*args):
+            if name in self.failing or name == 'nvmlDeviceGetHandleByIndex' and args == (1,): raise self.error
+            return dict(nvmlSystemGetDriverVersion='580.1', nvmlDeviceGetCount=3, nvmlDeviceGetName='NVIDIA L4', nvmlDeviceGetHandleByIndex=object()).get(name)
+        return ask
+
+
+@pytest.mark.parametrize('error', [OSError('no library'), ValueError('strange'), UnicodeDecodeError('utf-8', b'x', 0, 1, 'bad'), RuntimeError('lost')])
+@pytest.mark.parametrize('failing', [('nvmlInit',), ('nvmlShutdown',), ('nvmlDeviceGetName', 'nvmlDeviceGetPciInfo'), ('nvmlDeviceGetCount',), ('nvmlSystemGetDriverVersion',)])
+def test_a_broken_management_library_never_breaks_detect(monkeypatch, failing, error):
+    import sys
+    monkeypatch.setitem(sys.modules, 'pynvml', Broken(failing, error))
+    assert hardware.management_facts()[0] in (None, '580.1') and detect().cpu.usable >= 1
+
+
+def test_one_lost_card_leaves_the_facts_of_the_others(monkeypatch):
+    import sys
+    monkeypatch.setitem(sys.modules, 'pynvml', Broken((), RuntimeError('GPU is lost')))
+    driver, cards = hardware.management_facts()
+    assert driver == '580.1' and [c['name'] for c in cards] == ['NVIDIA L4', 'NVIDIA L4', 'GPU 1'] and cards[-1]['lost']
+    assert any('does not answer for GPU 1' in n for n in detect().notes)
+
+
+def test_odd_names_give_no_card_and_share_no_file():
+    for name in ('RTX T4', 'RTX A10', '3090 3090', 'GTX 1080', '', 'RTX 4090 Laptop GPU', 'NVIDIA A100', 'NVIDIA H100'): assert known_gpu(name) is None, name
+    assert hardware.slug('NVIDIA H100') == 'h100-other' and hardware.slug('H100 SXM') == 'h100' == hardware.slug('NVIDIA H100 80GB HBM3')
+
+
+def test_the_roofline_runs_after_the_new_tf32_interface_was_used():
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = 'tf32'
+    try:
+        assert hardware.roofline(side=16, copied=2**10, repeats=1, shapes=()).rows
+        assert torch.backends.cuda.matmul.fp32_precision == 'tf32'
+    finally:
+        torch.set_float32_matmul_precision('highest')
+        torch.backends.cuda.matmul.fp32_precision = before

@@ -195,7 +195,9 @@ def test_fp8_needs_the_card_the_package_and_wide_layers(card, able):
     if not able:
         with pytest.raises(ValueError, match='fp8.*8.9.*leave fp8 out'): choose_fp8(hw, [(4096, 4096)], fp8=True)
         return
-    wide = choose_fp8(hw, [(4096, 4096), (4096, 14336), (4096, 10)], fp8=True)
+    wide = choose_fp8(hw, [(4096, 4096), (4096, 14336), (4096, 10)], fp8=True, compiled=True)
+    eager = choose_fp8(hw, [(4096, 4096)], fp8=True)
+    assert eager.value is False and 'without torch.compile' in eager.reason
     assert wide.value is True and '2 of 3' in wide.reason and 'changes training' in wide.reason
     narrow = choose_fp8(hw, [(768, 3072)], fp8=True)
     assert narrow.value is False and 'slow this model down' in narrow.reason
@@ -211,14 +213,14 @@ def test_fp8_converts_the_wide_layers_and_only_those(monkeypatch):
     monkeypatch.setitem(sys.modules, 'torchao.float8', types.SimpleNamespace(convert_to_float8_training=convert))
     monkeypatch.setattr(precision, 'FP8_WIDTH', 64)
     with torch.device('meta'): model = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.Linear(4096, 768), torch.nn.Linear(4096, 4095))
-    p = choose_precision(hardware_with(known_gpu('H100')), fp8=True, model=model)
+    p = choose_precision(hardware_with(known_gpu('H100')), fp8=True, compiled=True, model=model)
     assert p.fp8.value and p.prepare(model) is model and calls == ['0']
 
 
 MASKED, PLAIN = dict(mask=True), {}
 @pytest.mark.parametrize('card, compute, calls, first', [
     ('H100', 'bf16', PLAIN, 'flash'), ('H100', 'bf16', MASKED, 'efficient'), ('H100', 'fp32', PLAIN, 'efficient'), ('T4', 'fp16', PLAIN, 'efficient'), ('V100', 'fp16', MASKED, 'efficient'),
-    ('RTX 3090', 'bf16', dict(head_size=256), 'efficient'), ('RTX 4090', 'bf16', dict(head_size=256), 'efficient'), ('RTX 5090', 'bf16', dict(head_size=192), 'flash'),
+    ('RTX 3090', 'bf16', dict(head_size=256), 'flash'), ('RTX 4090', 'bf16', dict(head_size=256, dropout=.1), 'efficient'), ('RTX 3090', 'bf16', dict(head_size=208), 'efficient'), ('RTX 5090', 'bf16', dict(head_size=192), 'flash'),
     ('A100', 'bf16', dict(head_size=256), 'flash'), ('H100', 'bf16', dict(head_size=320), 'efficient'), ('H100', 'fp32', dict(head_size=30), 'math'),
     ('H100', 'bf16', dict(head_size=30, mask=True), 'math'), (None, 'fp32', PLAIN, 'flash'), (None, 'fp32', dict(dropout=.1), 'math')])
 def test_attention_by_shape_mask_dropout_and_card(card, compute, calls, first):
@@ -332,3 +334,30 @@ def test_inductor_inside_and_after():
         with choose_precision(hardware_with(known_gpu('H100 SXM')), tf32=False).applied(): torch.testing.assert_close(f(x), plain)
     torch.testing.assert_close(f(x), plain)
     torch.testing.assert_close(torch.compile(lambda x: (x @ x).relu())(x), (x @ x).relu())
+
+
+def test_deterministic_never_tries_algorithms():
+    p = choose_precision(hardware_with(known_gpu('H100')), model=torch.nn.Conv1d(1, 1, 1), deterministic=True)
+    assert p.cudnn_benchmark.value is False and 'same bits' in p.cudnn_benchmark.reason
+
+
+def test_a_mix_of_both_tf32_interfaces_is_put_back():
+    matmul, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision, mkldnn.fp32_precision
+    try:
+        torch.set_float32_matmul_precision('high')
+        mkldnn.fp32_precision = 'bf16'
+        start = matmul.allow_tf32, matmul.fp32_precision, mkldnn.fp32_precision
+        for on in (True, False):
+            with tf32_set(on): assert torch.get_float32_matmul_precision() == ('high' if on else 'highest')
+            assert (matmul.allow_tf32, matmul.fp32_precision, mkldnn.fp32_precision) == start
+    finally:
+        torch.set_float32_matmul_precision('highest')
+        matmul.fp32_precision, mkldnn.fp32_precision = before
+
+
+def test_the_engine_trains_the_weights_that_the_precision_says():
+    from optkit.engine import Engine, example_model
+    engine = Engine(example_model(), choose_precision(machine('avx512_bf16'), 'bf16', weights='bf16'))
+    assert {p.dtype for p in engine.model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in Engine(example_model(), choose_precision(machine('avx512_bf16'), 'bf16')).model.parameters()} == {torch.float32}

@@ -165,9 +165,9 @@ def test_the_watch_sees_another_process(tmp_path):
         other.kill()
         other.wait()
     gone = watch.read()
-    assert own.own - before.own > .4  # its own and its children's: a child is no neighbour
+    assert own.own - before.own > .3  # its own and its children's: a child is no neighbour
     assert gone.own >= own.own - .05  # and stays counted when it is gone
-    assert watch.judge() is None or isinstance(watch.judge(True), str)
+    assert watch.judge() is not None and watch.judge() is None  # long ago, then too soon
     assert watch.summary() == {} and watch.readings[0].tenants == frozenset()
 
 
@@ -271,9 +271,15 @@ def test_records_keep_where_they_come_from(tmp_path):
     with pytest.raises(ValueError, match='no records'): save_records(tmp_path / 'empty.json', [], hw, 'x')
     assert ratio_between(table.iloc[:2], 'b', 'a') == pytest.approx(1.5, rel=.1)
     other = save_records(tmp_path / 'w1-try-a100.json', rows, hardware_with(known_gpu('A100')), 'make it')
-    for mixed in (load_records(path, other), load_records(path)[lambda t: t.variant == 'a'].pipe(lambda t: pd.concat([t, load_records(other)[lambda t: t.variant == 'b']]))):
-        with pytest.raises(ValueError, match='not of one run.*w1-try-a100.json on a100'): ratio_between(mixed, 'b', 'a')
+    for mixed in (load_records(path, other), load_records(path, save_records(tmp_path / 'copy' / path.name, rows, hw, 'make it')), load_records(path)[lambda t: t.variant == 'a'].pipe(lambda t: pd.concat([t, load_records(other)[lambda t: t.variant == 'b']]))):
+        with pytest.raises(ValueError, match='not of one run'): ratio_between(mixed, 'b', 'a')
     with pytest.raises(ValueError, match='no record of z'): ratio_between(table, 'z', 'a')
+    with pytest.raises(ValueError, match='more than once'): ratio_between(table, 'b', 'a')
+    with pytest.raises(ValueError, match='not the same work'): ratio_between(table.iloc[:2].assign(baseline=['a', 'c']), 'b', 'a')
+    with pytest.raises(ValueError, match='no record'): ratio_between(pd.DataFrame(), 'b', 'a')
+    with pytest.raises(ValueError, match='no seconds'): ratio_between(table.iloc[:2].assign(seconds_p50=None), 'b', 'a')
+    with pytest.raises(ValueError, match='card, date'): save_records(tmp_path / 'forged.json', rows, hw, 'make it', card='h100', date='today')
+    assert not (tmp_path / 'forged.json').exists() and set(table.confidence) == {.99} and 'interval' in table.stopped[0]
     with pytest.raises(ValueError, match='label'): Record('a', 'b', label='nearly')
     (tmp_path / 'other.json').write_text(json.dumps([1]))
     with pytest.raises(ValueError, match='other.json'): load_records(tmp_path / 'other.json')
@@ -293,3 +299,36 @@ def test_mfu_is_at_most_one_and_never_a_guess():
     assert mfu(1e12, 1., 2e12) == .5 and mfu(1e12, 1., None) is None and mfu(None, 1., 1e12) is None and mfu(1e12, 0, 1e12) is None
     with pytest.warns(UserWarning, match='cannot be'): assert mfu(2e12, 1., 1e12) is None
     assert known_gpu('H100 SXM').peak['bf16'] != known_gpu('H100 PCIe').peak['bf16']
+
+
+def test_steps_that_are_too_short_for_the_clock_are_named():
+    with pytest.warns(UserWarning, match='a step of a takes less'): compare(Variant('a', lambda n: None), Variant('b', lambda n: sum(range(10**4))), max_rounds=9, progress=False, watch=None)
+
+
+def test_usage_leaves_the_profiler_out(monkeypatch):
+    import time
+    import optkit.timing as timing
+    monkeypatch.setattr(timing, 'synchroniser', lambda device: lambda: None)
+    monkeypatch.setattr(timing, '_nvml', lambda device: (None, None))
+    def trace(step, number, wait):
+        end = time.process_time() + .3
+        while time.process_time() < end: pass
+        return []
+    monkeypatch.setattr(timing, '_trace', trace)
+    assert measure_usage(lambda n: time.sleep(.05), 'cuda', .2).cpu_cores < .5
+
+
+def test_garbage_collection_comes_back_whatever_is_interrupted(monkeypatch):
+    import optkit.timing as timing
+    def stop(*args): raise KeyboardInterrupt
+    for name in ('Watch', '_Rounds'):
+        with monkeypatch.context() as patch:
+            patch.setattr(timing, name, stop)
+            with pytest.raises(KeyboardInterrupt): compare(Variant('a', lambda n: sum(range(10**4))), progress=False)
+        assert gc.isenabled()
+
+
+def test_a_tenant_that_was_there_from_the_start_is_told():
+    watch = Watch()
+    watch.readings.append(watch.readings[0]._replace(tenants=frozenset({7})))
+    assert watch.summary() == {'other processes on the GPU': (0, 1)}
