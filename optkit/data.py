@@ -7,7 +7,7 @@ __all__ = ['TASKS', 'IGNORED', 'LAYOUT_LABELS', 'LAYOUTS', 'InputError', 'read_f
            'parse_numbers', 'parse_word_labels', 'Table', 'read_table', 'table_from', 'TokenStore', 'tokenise',
            'word_tokenizer', 'example_table', 'store_key', 'save_store', 'load_store', 'choose_place', 'place',
            'batch_of', 'MicroBatch', 'Step', 'pack', 'pack_budget', 'micro_batches', 'sample_order', 'grouped_order',
-           'rank_share', 'steps', 'padded_tokens', 'real_tokens', 'packed_of']
+           'rank_share', 'steps', 'padded_tokens', 'real_tokens', 'packed_of', 'Batch', 'gather']
 
 # %% ../nbs/02a_data.ipynb #d91b5acb
 import gzip, hashlib, json, lzma, math, os, re, tempfile, warnings, zlib
@@ -639,15 +639,38 @@ def real_tokens(store: TokenStore, step: list[MicroBatch]) -> int: # tokens
 def packed_of(
     store: TokenStore,
     micro: MicroBatch # packed
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]: # inputs, each int64 [1, tokens], with `segments`, `position_ids` and `offsets` [batch + 1]; labels [batch], or [1, tokens] of tokens
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]: # inputs, each int64 [1, tokens], with `segments`, `position_ids`, `offsets` [batch + 1] and the number `longest`; labels [batch], or [1, tokens] of tokens
     "Gather rows of a store end to end into one row of tokens"
     device, count = store.tokens.device, len(micro.rows)
     ends = torch.as_tensor(np.append(micro.offsets, micro.pad_to), device=device)
     segments = torch.repeat_interleave(torch.arange(count + 1, device=device), ends.diff(), output_size=micro.pad_to)
-    position = torch.arange(micro.pad_to, device=device) - ends[segments]
-    rows = torch.as_tensor(np.asarray(micro.rows), device=device)
-    real = segments < count
+    rows, real = torch.as_tensor(np.asarray(micro.rows), device=device), segments < count
+    position = torch.where(real, torch.arange(micro.pad_to, device=device) - ends[segments], 0)
     index = torch.where(real, store.offsets[rows[segments.clamp(max=count - 1)]] + position, 0)
     inputs = {k: v[None] for k, v in _inputs(store, index, real).items()}
     labels = _labels(store, rows, index, real)
-    return inputs | dict(segments=segments[None], position_ids=position[None], offsets=ends[:-1]), labels[None] if store.task in ('tokens', 'causal') else labels
+    inputs |= dict(segments=segments[None], position_ids=position[None], offsets=ends[:-1], longest=int(np.diff(micro.offsets).max()))
+    return inputs, labels[None] if store.task in ('tokens', 'causal') else labels
+
+@dataclass(frozen=True)
+class Batch:
+    "A micro-batch whose inputs are gathered"
+    inputs: dict # of the model
+    labels: torch.Tensor
+    rows: np.ndarray # row numbers, [batch]
+    pad_to: int # as in `MicroBatch`
+    offsets: np.ndarray | None = None # as in `MicroBatch`
+
+    @property
+    def tokens(self): return self.pad_to if self.offsets is not None else len(self.rows) * self.pad_to
+
+    def _each(self, change):
+        tensor = lambda v: change(v) if isinstance(v, torch.Tensor) else v
+        return replace(self, inputs={k: tensor(v) for k, v in self.inputs.items()}, labels=change(self.labels))
+    def pin_memory(self, device=None): return self._each(lambda t: t.pin_memory()) # the loader of torch calls this
+    def to(self, device, non_blocking=False): return self._each(lambda t: t.to(device, non_blocking=non_blocking))
+
+def gather(store: TokenStore, micro: MicroBatch) -> Batch:
+    "The inputs and labels of a micro-batch, where the store lies"
+    inputs, labels = packed_of(store, micro) if micro.offsets is not None else batch_of(store, micro.rows, micro.pad_to)
+    return Batch(inputs, labels, micro.rows, micro.pad_to, micro.offsets)

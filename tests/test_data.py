@@ -613,11 +613,11 @@ def test_packed_of_is_the_rows_end_to_end(lengths, data, types, task):
         want = [t for r in m.rows for t in flat[start[r]:start[r] + lengths[r]]]
         gap = m.pad_to - len(want)
         assert inputs['input_ids'].tolist() == [want + [1] * gap] and inputs['attention_mask'].tolist() == [[1] * len(want) + [0] * gap]
-        assert inputs['position_ids'].tolist() == [[p for r in m.rows for p in range(lengths[r])] + list(range(gap))]
+        assert inputs['position_ids'].tolist() == [[p for r in m.rows for p in range(lengths[r])] + [0] * gap]
         assert inputs['segments'].tolist() == [[n for n, r in enumerate(m.rows) for _ in range(lengths[r])] + [len(m.rows)] * gap] and inputs['offsets'].tolist() == m.offsets.tolist()
         if task == 'causal': assert labels.tolist() == [[t for r in m.rows for t in store.labels[start[r]:start[r] + lengths[r]].tolist()] + [IGNORED] * gap]
         else: assert labels.tolist() == [r % 3 for r in m.rows]
-        assert ('token_type_ids' in inputs) == types and all(v.shape == (1, m.pad_to) for k, v in inputs.items() if k != 'offsets')
+        assert ('token_type_ids' in inputs) == types and all(v.shape == (1, m.pad_to) for k, v in inputs.items() if k not in ('offsets', 'longest')) and inputs['longest'] == max(lengths[r] for r in m.rows)
 
 
 @settings(deadline=None, max_examples=60)
