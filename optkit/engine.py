@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['DEMO_MODEL', 'DEMO_SHA256', 'check_weights', 'demo_model_folder', 'model_source', 'quiet', 'load_tokenizer',
            'load_model', 'model_length', 'example_model', 'Engine', 'step_weight', 'Packing', 'packing_problem',
-           'packing', 'StepProbe', 'EvaluationProbe', 'plan_batch', 'plan_table', 'plan_evaluation', 'training_flops']
+           'packing', 'StepProbe', 'EvaluationProbe', 'PackProbe', 'plan_batch', 'plan_table', 'plan_tokens',
+           'plan_evaluation', 'training_flops']
 
 # %% ../nbs/02b_engine.ipynb #1858e8ed
 import hashlib, importlib.util, inspect, os
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from fastcore.basics import patch
 
-from .batch_finder import BatchPlan, MemoryProbe, find_batch_size, find_batch_table, is_out_of_memory, preserved
+from .batch_finder import BatchPlan, MemoryProbe, find_batch_size, find_batch_table, find_max_tokens, is_out_of_memory, preserved
 from .data import IGNORED, Batch, InputError, MicroBatch, TokenStore, batch_of, packed_of
 from .precision import Precision, tf32_set
 
@@ -465,6 +466,15 @@ class EvaluationProbe(StepProbe):
     def _train(self, batch): self.engine.predict(self.store, self._rows(batch), batch)
 
 
+class PackProbe(StepProbe):
+    "Trains one pack of that many tokens, filled with the longest rows"
+    def _train(self, tokens):
+        parts = np.resize(self.store.lengths[self.order], -(-tokens // int(self.store.lengths.min())))
+        count = int(np.searchsorted(np.cumsum(parts), tokens, side='right'))
+        offsets = np.concatenate([[0], np.cumsum(parts[:count])])
+        self.engine.step(self.store, [MicroBatch(self._rows(count), tokens, offsets)])
+
+
 def _search(engine, probe, effective, headroom, limit, **kwargs):
     capacity = torch.cuda.mem_get_info()[1] if engine.device.type == 'cuda' else None
     with engine.preserved():
@@ -495,6 +505,17 @@ def plan_table(
     capacity, limit = torch.cuda.mem_get_info()[1] if cuda else None, limit or (4096 if cuda else min(effective, 64))
     with engine.preserved():
         return find_batch_table(lambda length: StepProbe(engine, store, length), lengths, effective, headroom=headroom, limit=limit, capacity=capacity, start=min(effective, limit))
+
+def plan_tokens(
+    engine: Engine,
+    store: TokenStore, # on the engine's device
+    headroom: float = .02, # share of the card's memory that stays free
+    limit: int | None = None # tokens, never more; None: 2**18 on a GPU, 4096 elsewhere
+) -> BatchPlan: # `max_tokens` is for `steps(..., layout='packed', max_tokens=...)`
+    "Find the tokens of a pack with real steps and leave the engine as it was"
+    cuda, probe = engine.device.type == 'cuda', PackProbe(engine, store)
+    capacity = torch.cuda.mem_get_info()[1] if cuda else None
+    with engine.preserved(): return find_max_tokens(probe, probe.longest, limit=limit or (2**18 if cuda else 4096), headroom=headroom, capacity=capacity)
 
 def plan_evaluation(
     engine: Engine,

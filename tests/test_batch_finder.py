@@ -309,7 +309,9 @@ def test_no_step_of_training_is_larger_than_what_was_probed(layout, longest):  #
     plan = plan_batch(engine, store, 8)
     trained = [m for s in steps(store, np.arange(41), 8, layout=layout, physical=plan.physical) for m in s]
     assert max(len(m.rows) for m in trained) <= plan.physical
-    assert max(m.pad_to for m in trained) <= max(seen)
+    if layout != 'packed': assert max(m.pad_to for m in trained) <= max(seen)
+    else: # no more tokens, and no larger table of attention scores
+        assert max(m.tokens for m in trained) <= plan.physical * max(seen) and max(m.tokens ** 2 for m in trained) <= plan.physical * max(seen) ** 2
 
 
 @pytest.mark.parametrize('precision', [FP32, FP16], ids=['fp32', 'fp16'])
@@ -458,3 +460,14 @@ def test_evaluation_and_table_of_an_engine_leave_it_as_it_was():
     after = snapshot(engine)
     assert all(same(before[k], after[k]) for k in before)
     with pytest.raises(ValueError, match='no row has at most 1'): plan_table(engine, store, (1,), effective=8)
+
+
+def test_tokens_of_a_pack_are_found_with_real_packs():
+    from optkit.engine import plan_tokens
+    store, engine = store_of([9] * 20 + [100]), Engine(example_model(), FP32)
+    before, seen, step = snapshot(engine), [], engine.step
+    engine.step = lambda store, micro: (seen.append(micro[0]), step(store, micro))[1]
+    plan = plan_tokens(engine, store, limit=700)
+    assert plan.max_tokens == 640 and all(m.offsets is not None and m.offsets[-1] <= m.pad_to and m.offsets[1] == 100 for m in seen)
+    assert max(m.pad_to for m in seen) == 640 and same({k: v for k, v in before.items()}, snapshot(engine))
+    for micro in steps(store, np.arange(21), 8, layout='packed', max_tokens=plan.max_tokens): step(store, micro)
