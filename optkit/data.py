@@ -606,8 +606,6 @@ def rank_share(
     if layout in ('full', 'padded'): return rows[rank::ranks]
     order, turn = rows[np.argsort(-lengths[rows], kind='stable')], np.arange(len(rows))
     dealt = np.where(turn // ranks % 2, ranks - 1 - turn % ranks, turn % ranks) # there and back
-    last = len(rows) // ranks * ranks
-    dealt[last:] = turn[last:] - last # the rows that are left over, one each
     return order[dealt == rank]
 
 def steps(
