@@ -25,7 +25,7 @@ from .folds import check_folds, hold_out, stratified_folds
 from .hardware import detect
 from .hpo import FoldStopping, best_complete, parse_space, sqlite_storage, study_summary, tune
 from .ladder import default_rungs, measure_ladder
-from .precision import choose_precision
+from .precision import attention_ran, choose_precision
 from .timing import provenance, read_json, write_json
 from .trainer import METRICS, TrainConfig, Trainer, fold_runner, make_engine, score
 
@@ -384,6 +384,9 @@ def _do_batch(self: Job):
     store, effective = self._tokens(self._plan['max_length']), self._largest_step()
     plan = plan_batch(self._engine_now(), store.to(self.engine.device), effective)
     self.decide('physical batch', f'{plan.physical} rows, accumulation {plan.accumulation} for {effective} rows a step', plan.reason)
+    with self.engine.preserved(): ran = attention_ran(lambda: self.engine.step(store.to(self.engine.device), [MicroBatch(np.arange(min(2, len(store))), store.max_length)]))
+    self.decide('attention', ', '.join(ran) or "the model's own", 'what really ran in a training step'
+                + (f'; asked for, in this order: {", ".join(self.engine.precision.sdpa.value)} ({self.engine.precision.sdpa.reason})' if ran else ': it does not call the attention of torch'))
     return dict(asdict(plan), tried=[[p.batch, p.peak_bytes, p.fits] for p in plan.tried])
 
 @patch
