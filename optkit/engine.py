@@ -382,7 +382,7 @@ def packing(
     engine.model.eval()
     try:
         with torch.autocast(engine.device.type, enabled=False), tf32_set(False): problem = packing_problem(call, store, tokens)
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, NotImplementedError) as exc:
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as exc:
         if is_out_of_memory(exc): raise
         problem = f'it takes no pack ({_line(exc)})'
     finally: engine.model.train(training)
@@ -475,10 +475,10 @@ class PackProbe(StepProbe):
         self.engine.step(self.store, [MicroBatch(self._rows(count), tokens, offsets)])
 
 
-def _search(engine, probe, effective, headroom, limit, **kwargs):
-    capacity = torch.cuda.mem_get_info()[1] if engine.device.type == 'cuda' else None
-    with engine.preserved():
-        return find_batch_size(probe, effective, start=min(effective or 64, limit), limit=limit, headroom=headroom, capacity=capacity, longest=probe.longest, **kwargs)
+def _room(engine, headroom, limit, on_gpu, elsewhere):
+    "What the finders want to know of the engine's device"
+    cuda = engine.device.type == 'cuda'
+    return dict(headroom=headroom, limit=limit or (on_gpu if cuda else elsewhere), capacity=torch.cuda.mem_get_info()[1] if cuda else None)
 
 def plan_batch(
     engine: Engine,
@@ -489,8 +489,8 @@ def plan_batch(
     ranks = None # process group whose ranks plan together
 ) -> BatchPlan:
     "Find the physical batch with real steps and leave the engine as it was"
-    limit = limit or (4096 if engine.device.type == 'cuda' else min(effective, 64))
-    return _search(engine, StepProbe(engine, store), effective, headroom, limit, ranks=ranks)
+    probe, room = StepProbe(engine, store), _room(engine, headroom, limit, 4096, min(effective, 64))
+    with engine.preserved(): return find_batch_size(probe, effective, min(effective, room['limit']), longest=probe.longest, ranks=ranks, **room)
 
 def plan_table(
     engine: Engine,
@@ -501,10 +501,8 @@ def plan_table(
     limit: int | None = None # as for `plan_batch`
 ) -> dict[int, BatchPlan]: # by length
     "Find the physical batch of each length with real steps and leave the engine as it was"
-    cuda = engine.device.type == 'cuda'
-    capacity, limit = torch.cuda.mem_get_info()[1] if cuda else None, limit or (4096 if cuda else min(effective, 64))
-    with engine.preserved():
-        return find_batch_table(lambda length: StepProbe(engine, store, length), lengths, effective, headroom=headroom, limit=limit, capacity=capacity, start=min(effective, limit))
+    room = _room(engine, headroom, limit, 4096, min(effective, 64))
+    with engine.preserved(): return find_batch_table(lambda length: StepProbe(engine, store, length), lengths, effective, start=min(effective, room['limit']), **room)
 
 def plan_tokens(
     engine: Engine,
@@ -513,9 +511,8 @@ def plan_tokens(
     limit: int | None = None # tokens, never more; None: 2**18 on a GPU, 4096 elsewhere
 ) -> BatchPlan: # `max_tokens` is for `steps(..., layout='packed', max_tokens=...)`
     "Find the tokens of a pack with real steps and leave the engine as it was"
-    cuda, probe = engine.device.type == 'cuda', PackProbe(engine, store)
-    capacity = torch.cuda.mem_get_info()[1] if cuda else None
-    with engine.preserved(): return find_max_tokens(probe, probe.longest, limit=limit or (2**18 if cuda else 4096), headroom=headroom, capacity=capacity)
+    probe = PackProbe(engine, store)
+    with engine.preserved(): return find_max_tokens(probe, probe.longest, **_room(engine, headroom, limit, 2**18, 4096))
 
 def plan_evaluation(
     engine: Engine,
@@ -524,7 +521,8 @@ def plan_evaluation(
     limit: int | None = None # largest size to try; None: 4096 on a GPU, 64 elsewhere
 ) -> BatchPlan: # `physical` rows at once
     "Find the rows that can be predicted at once, forward only, and leave the engine as it was"
-    return _search(engine, EvaluationProbe(engine, store), None, headroom, limit or (4096 if engine.device.type == 'cuda' else 64))
+    probe, room = EvaluationProbe(engine, store), _room(engine, headroom, limit, 4096, 64)
+    with engine.preserved(): return find_batch_size(probe, start=min(64, room['limit']), longest=probe.longest, **room)
 
 # %% ../nbs/02b_engine.ipynb #a36a6833
 def training_flops(

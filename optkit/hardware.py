@@ -6,10 +6,11 @@
 __all__ = ['SOURCES', 'TABLE', 'ENCODER_SHAPES', 'Choice', 'size', 'html_table', 'GPUProcess', 'GPU', 'CPU', 'Memory', 'Link',
            'links_text', 'Software', 'Hardware', 'hardware_from', 'slug', 'gpu_table', 'known_gpu', 'cgroup_folders',
            'Limits', 'cgroup_limits', 'usable_cores', 'look_at_cpu', 'look_at_memory', 'look_at_software',
-           'process_name', 'other_processes', 'management_facts', 'link_kind', 'holds_code', 'wheel_index',
-           'install_advice', 'launch_problem', 'architecture', 'gpu_from', 'look_at_gpus', 'look_at_links',
-           'unusable_note', 'gpu_notes', 'unseen_note', 'machine_notes', 'detect', 'hardware_with', 'tf32_set', 'si',
-           'Measured', 'Roofline', 'product_formats', 'matrix_product', 'launches_for', 'model_shapes', 'roofline']
+           'process_name', 'other_processes', 'slowed_by', 'ask_card', 'management_facts', 'link_kind', 'holds_code',
+           'wheel_index', 'install_advice', 'launch_problem', 'architecture', 'gpu_from', 'look_at_gpus',
+           'look_at_links', 'unusable_note', 'gpu_notes', 'unseen_note', 'machine_notes', 'detect', 'hardware_with',
+           'tf32_set', 'si', 'Measured', 'Roofline', 'product_formats', 'matrix_product', 'launches_for',
+           'model_shapes', 'roofline']
 
 # %% ../nbs/00_hardware.ipynb #32ab6b67
 import dataclasses, html, json, os, platform, re, shutil, statistics, sys, time
@@ -66,7 +67,7 @@ class GPUProcess:
     def __repr__(self):
         return f'pid {self.pid}' + (f' ({self.name})' if self.name else '') + ('' if self.bytes is None else f', {size(self.bytes)}')
 
-
+# %% ../nbs/00_hardware.ipynb #3e2fe1ca
 @dataclass(frozen=True, repr=False)
 class GPU:
     "One GPU; sizes in bytes, None where something is not known"
@@ -486,6 +487,25 @@ def _asker(nvml):
     return ask
 
 
+def slowed_by(tell):  # asks about a card: 'CurrentClocksEventReasons', ...
+    "Why a card holds its clocks down right now; empty if nothing does"
+    reasons = tell('CurrentClocksEventReasons') or tell('CurrentClocksThrottleReasons') or 0
+    return ', '.join(text for bit, text in _SLOW.items() if reasons & bit)
+
+
+def ask_card(device):  # 'cuda', 'cuda:1', 'cpu', ...
+    "A function `tell('ClockInfo', 1)` that asks the management library about a CUDA device and gives None where it does not answer; None without the library or card"
+    if torch.device(device).type != 'cuda': return None
+    try:
+        import pynvml as nvml
+        nvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+    except Exception: return None  # no library, no driver, or a torch without the number
+    ask = _asker(nvml)
+    handle = ask('nvmlDeviceGetHandleByUUID', uuid if uuid.startswith(('GPU-', 'MIG-')) else f'GPU-{uuid}')
+    return None if handle is None else lambda name, *args: ask(f'nvmlDeviceGet{name}', handle, *args)
+
+
 def _bus_of(pci): return pci and (pci.domain, pci.bus, pci.device)
 
 
@@ -502,7 +522,6 @@ def _card_facts(nvml, handle):
     name, mig, ecc, display, busy = map(tell, ('Name', 'MigMode', 'EccMode', 'DisplayActive', 'UtilizationRates'))
     limit, usual = map(tell, ('EnforcedPowerLimit', 'PowerManagementDefaultLimit'))
     chosen, plain = tell('ApplicationsClock', 1), tell('DefaultApplicationsClock', 1)
-    reasons = tell('CurrentClocksEventReasons') or tell('CurrentClocksThrottleReasons') or 0
     mig = bool(mig and mig[0])
     compute, graphics = (None, None) if mig else (tell('ComputeRunningProcesses'), tell('GraphicsRunningProcesses'))  # those of all slices
     return dict(name=name.decode() if isinstance(name, bytes) else name or 'NVIDIA GPU', bus=_bus_of(tell('PciInfo')), mig=mig,
@@ -510,7 +529,7 @@ def _card_facts(nvml, handle):
                 power_limit_w=limit and limit / 1000, default_power_limit_w=usual and usual / 1000,
                 clock_mhz=tell('MaxClockInfo', 1), clock_now_mhz=tell('ClockInfo', 1),
                 clock_set_mhz=chosen if chosen and plain and chosen < plain else None, temperature_c=tell('Temperature', 0),
-                busy_percent=busy and busy.gpu, slowed=', '.join(t for bit, t in _SLOW.items() if reasons & bit),
+                busy_percent=busy and busy.gpu, slowed=slowed_by(tell),
                 processes=other_processes(compute, graphics, os.getpid(), torch.cuda.is_initialized()), ends=_link_ends(ask, handle))
 
 # %% ../nbs/00_hardware.ipynb #6f5766a5
@@ -774,7 +793,7 @@ def si(value, unit):  # 7.91e14, 'FLOP/s'
         if abs(value) >= factor: break
     return f'{value / factor:.3g} {prefix}{unit}'
 
-
+# %% ../nbs/00_hardware.ipynb #0155284d
 @dataclass(frozen=True, repr=False)
 class Measured:
     "One product, copy or launch, timed several times"
@@ -806,7 +825,7 @@ class Measured:
 
     def __repr__(self): return f'{self.name} {self.what}: {self.words}'
 
-
+# %% ../nbs/00_hardware.ipynb #fc07c2fa
 def _spread(values):
     "p20, p50 and p80"
     tenths = statistics.quantiles(values if len(values) > 1 else values * 2, n=10, method='inclusive')

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from .data import TokenStore, padded_tokens, real_tokens, steps
 from .engine import Engine, training_flops
 from .hardware import Hardware
-from .timing import Comparison, Record, Variant, compare, mfu
+from .timing import Comparison, Record, Variant, compare, mfu, quantiles
 from .trainer import TrainConfig, make_engine
 
 # %% ../nbs/03b_ladder.ipynb #092f942a
@@ -130,7 +130,6 @@ class Ladder:
         for r in self.records: lines.append(f"{r.variant:28}{show(r.ratio):>24}{show(r.ratio_before):>24}{r.loss['value']:>10.4f}")
         return '\n'.join([self.note, *lines, self.comparison.stopped])
 
-def _quantiles(values): return dict(zip(('p20', 'p50', 'p80'), np.quantile(values, [.2, .5, .8]).tolist()))
 
 AGAIN = 'baseline again'
 
@@ -182,6 +181,6 @@ def _rates(seconds, numbers, plan, store, model, peak):
     rounds, seconds = [plan[n % len(plan)] for n in numbers], np.asarray(seconds)
     count = lambda f: np.array([f(s) for s in rounds])
     flops = count(lambda s: training_flops(model, np.concatenate([store.lengths[m.rows] for m in s])))
-    return dict(seconds=_quantiles(seconds), samples_per_s=_quantiles(count(lambda s: sum(len(m.rows) for m in s)) / seconds),
-                tokens_per_s=_quantiles(count(lambda s: real_tokens(store, s)) / seconds), padded_tokens_per_s=_quantiles(count(padded_tokens) / seconds),
+    return dict(seconds=quantiles(seconds), samples_per_s=quantiles(count(lambda s: sum(len(m.rows) for m in s)) / seconds),
+                tokens_per_s=quantiles(count(lambda s: real_tokens(store, s)) / seconds), padded_tokens_per_s=quantiles(count(padded_tokens) / seconds),
                 mfu=mfu(flops.sum(), seconds.sum(), peak))

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from fastcore.basics import patch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .hardware import Choice, html_table, tf32_set
@@ -282,11 +283,17 @@ class Precision:
         "A new gradient scaler for fp16, else None"
         return torch.amp.GradScaler(self.device) if self.scaler.value else None
 
-    def _rows(self):
-        return [('compute', self.compute), ('TF32', self.tf32), ('scaler', self.scaler), ('weights', self.weights), ('fp8', self.fp8), ('attention', self.sdpa),
-                ('cuDNN benchmark', self.cudnn_benchmark), ('deterministic', self.deterministic), ('channels last', self.channels_last), ('device', self.device)]
-    def __repr__(self): return '\n'.join(f'{k + ":":17}{v}' for k, v in self._rows())
-    def _repr_html_(self): return html_table(self._rows(), 'Precision')
+# %% ../nbs/01_precision.ipynb #9bf66af4
+@patch
+def _rows(self: Precision):
+    return [('compute', self.compute), ('TF32', self.tf32), ('scaler', self.scaler), ('weights', self.weights), ('fp8', self.fp8), ('attention', self.sdpa),
+            ('cuDNN benchmark', self.cudnn_benchmark), ('deterministic', self.deterministic), ('channels last', self.channels_last), ('device', self.device)]
+
+@patch
+def __repr__(self: Precision): return '\n'.join(f'{k + ":":17}{v}' for k, v in self._rows())
+
+@patch
+def _repr_html_(self: Precision): return html_table(self._rows(), 'Precision')
 
 # %% ../nbs/01_precision.ipynb #5e0f185e
 def choose_precision(hw,                   # a `Hardware`

@@ -20,9 +20,10 @@ import numpy as np
 import pandas as pd
 import psutil
 import torch
+from fastcore.basics import patch
 from tqdm.auto import tqdm
 
-from .hardware import _SLOW as SLOW, cgroup_folders, html_table
+from .hardware import ask_card, cgroup_folders, html_table, slowed_by
 
 # %% ../nbs/00a_timing.ipynb #9e4695cf
 def _plain(value):
@@ -176,19 +177,25 @@ class Comparison:
         "A row for each variant: name, median seconds, ratio to the baseline, ratio to the row before"
         return [(n, float(np.median(self.seconds[n])), self.ratio(n), self.before(n)) for n in self.names]
 
-    def _foot(self):
-        repeated = sum(not counts for *_, counts in self.disturbed)
-        return '; '.join([f'{self.rounds} rounds after {self.warm_up} to warm up', *([f'{repeated} disturbed rounds repeated'] * (repeated > 0)),
-                          *([f'{len(self.disturbed) - repeated} disturbed rounds counted'] * (len(self.disturbed) > repeated)),
-                          *sorted({why for _, why, _ in self.disturbed}), f'stopped: {self.stopped}', f'intervals {self.confidence:.2%}',
-                          *(f'{k} {low:g} to {high:g}' for k, (low, high) in self.watched.items())])
-    def __repr__(self):
-        wide = max(map(len, self.names))
-        used = [f'{n:{wide}}  {u}' for n, u in self.usage.items()]
-        return '\n'.join([f'{n:{wide}}  {s * 1e3:10.3f} ms  {r}  before {b}' for n, s, r, b in self.rows()] + used + [self._foot()])
-    def _repr_html_(self):
-        used = lambda n: f', {self.usage[n]}' if n in self.usage else ''
-        return html_table([(n, f'{s * 1e3:.3f} ms, {r}, against the row before {b}{used(n)}') for n, s, r, b in self.rows()], self._foot())
+# %% ../nbs/00a_timing.ipynb #16832092
+@patch
+def _foot(self: Comparison):
+    repeated = sum(not counts for *_, counts in self.disturbed)
+    return '; '.join([f'{self.rounds} rounds after {self.warm_up} to warm up', *([f'{repeated} disturbed rounds repeated'] * (repeated > 0)),
+                      *([f'{len(self.disturbed) - repeated} disturbed rounds counted'] * (len(self.disturbed) > repeated)),
+                      *sorted({why for _, why, _ in self.disturbed}), f'stopped: {self.stopped}', f'intervals {self.confidence:.2%}',
+                      *(f'{k} {low:g} to {high:g}' for k, (low, high) in self.watched.items())])
+
+@patch
+def __repr__(self: Comparison):
+    wide = max(map(len, self.names))
+    used = [f'{n:{wide}}  {u}' for n, u in self.usage.items()]
+    return '\n'.join([f'{n:{wide}}  {s * 1e3:10.3f} ms  {r}  before {b}' for n, s, r, b in self.rows()] + used + [self._foot()])
+
+@patch
+def _repr_html_(self: Comparison):
+    used = lambda n: f', {self.usage[n]}' if n in self.usage else ''
+    return html_table([(n, f'{s * 1e3:.3f} ms, {r}, against the row before {b}{used(n)}') for n, s, r, b in self.rows()], self._foot())
 
 # %% ../nbs/00a_timing.ipynb #487b9c9b
 def synchroniser(device):  # 'cpu', 'cuda', 'cuda:1', 'mps'
@@ -269,28 +276,12 @@ def _held_back(root='/'):
         return int(found[2]) / (1e6 if found[1] == 'usec' else 1e9) if found else 0.
     return max((seconds(folder) for _, folder in cgroup_folders('cpu', root)), default=0.)
 
-
-def _nvml(device):
-    "The management library and its handle of a CUDA device; (None, None) where it does not answer"
-    if torch.device(device).type != 'cuda': return None, None
-    try:
-        import pynvml
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(('GPU-', 'MIG-')) else f'GPU-{uuid}')
-    except Exception: return None, None  # no library, no driver, a slice that it does not know: there is nothing to read then
-
-
-def _ask(nvml, handle, name, *args):
-    try: return getattr(nvml, name)(handle, *args)
-    except Exception: return None  # not on this card, or not for this user
-
-
+# %% ../nbs/00a_timing.ipynb #394f7928
 class Watch:
     "Looks at the machine between rounds"
     def __init__(self, device='cpu'):
         self.device, self.process, self.cores = device, psutil.Process(), psutil.cpu_count() or 1
-        self.nvml, self.handle = _nvml(device)
+        self.tell = ask_card(device)
         self.readings = [self.read()]
 
     def read(self):
@@ -300,12 +291,9 @@ class Watch:
         return Reading(time.monotonic(), busy, _own_seconds(self.process), getattr(times, 'steal', 0.), _held_back(), **self._card())
 
     def _card(self):
-        if self.handle is None: return {}
-        ask = lambda *words: _ask(self.nvml, self.handle, *words)
-        reasons = ask('nvmlDeviceGetCurrentClocksEventReasons') or ask('nvmlDeviceGetCurrentClocksThrottleReasons') or 0
-        return dict(slowed=', '.join(text for bit, text in SLOW.items() if reasons & bit), clock_mhz=ask('nvmlDeviceGetClockInfo', 1),
-                    temperature_c=ask('nvmlDeviceGetTemperature', 0),
-                    tenants=frozenset(p.pid for p in ask('nvmlDeviceGetComputeRunningProcesses') or () if p.pid != os.getpid()))
+        if self.tell is None: return {}
+        return dict(slowed=slowed_by(self.tell), clock_mhz=self.tell('ClockInfo', 1), temperature_c=self.tell('Temperature', 0),
+                    tenants=frozenset(p.pid for p in self.tell('ComputeRunningProcesses') or () if p.pid != os.getpid()))
 
     def judge(self, now=False):
         "What disturbed the time since the last look, nothing if it was quiet; None if that is too short to tell and need not be told `now`"
@@ -344,7 +332,7 @@ def kernel_use(events):  # `traceEvents` of a trace of the profiler
         until = max(until, end)
     return sum(cat == 'kernel' for *_, cat in work), busy / 1e6
 
-
+# %% ../nbs/00a_timing.ipynb #4e32aa5a
 def profiled(call,      # a function without arguments
              *activities): # of `torch.profiler.ProfilerActivity`
     "The profiler of torch after running `call()` under it, without its messages on the terminal"
@@ -370,15 +358,15 @@ def measure_usage(step, device,
                   seconds=1.,   # to run it for
                   number=0):    # of the first step
     "The `Usage` of a step: runs it for `seconds` and, on a GPU, once under the profiler"
-    cuda, wait, process, (nvml, handle) = torch.device(device).type == 'cuda', synchroniser(device), psutil.Process(), _nvml(device)
-    joules = lambda: None if handle is None else _ask(nvml, handle, 'nvmlDeviceGetTotalEnergyConsumption')
+    cuda, wait, process, tell = torch.device(device).type == 'cuda', synchroniser(device), psutil.Process(), ask_card(device) or (lambda *words: None)
+    joules = lambda: tell('TotalEnergyConsumption')
     wait()
     first, start, own, energy = number, time.perf_counter(), _own_seconds(process), joules()
     while number == first or time.perf_counter() - start < seconds:
         step(number)
         wait()
         number += 1
-    rates = handle and _ask(nvml, handle, 'nvmlDeviceGetUtilizationRates')
+    rates = tell('UtilizationRates')
     after, own, spent, steps = joules(), _own_seconds(process) - own, time.perf_counter() - start, number - first
     kernels, busy = kernel_use(_trace(step, number, wait)) if cuda else (None, None)
     return Usage(kernels, busy and min(1., busy / (spent / steps)), rates and rates.gpu / 100, own / spent,
@@ -392,7 +380,7 @@ def _check(variants, burn_in, min_rounds, max_rounds, width, confidence):
         raise ValueError(f'need 1 <= min_rounds <= max_rounds and burn_in >= 0, got {min_rounds}, {max_rounds}, {burn_in}')
     if not (0 < confidence < 1 and width > 0): raise ValueError(f'need 0 < confidence < 1 and width > 0, got {confidence}, {width}')
 
-
+# %% ../nbs/00a_timing.ipynb #76f393a2
 SHORTEST = 20e-6  # seconds of a step below which the ratios of two equal things no longer cover 1 as often as they say
 
 
@@ -464,22 +452,24 @@ class _Rounds:
         self.pending = []
         return True
 
-    def run(self, budget_s, width, seed, progress):
-        "Rounds until enough is known; returns why it stopped, and the confidence of the look at which it did"
-        (rounds, early, end), (base, *others), start = self.plan, self.variants, self.clock()
-        with tqdm(total=rounds[-1], desc='rounds', disable=not progress, leave=False) as bar:
-            while True:
-                self.one()
-                done, tried = len(self.numbers) + len(self.pending), self.number - self.first
-                over = done < rounds[-1] and (self.clock() - start) * (tried + 1) / tried > budget_s
-                if not self.sort_out(done in rounds, over): continue
-                bar.update(len(self.numbers) - bar.n)
-                done = len(self.numbers)
-                if done in rounds[:-1]:
-                    ratios = [median_ratio(np.divide(self.seconds[base], self.seconds[n]), early, seed) for n in others]
-                    if all(r.width <= width for r in ratios): return f'every interval within {width:.1%} of its ratio', early
-                if over: return f'budget of {budget_s:g} s spent after {done} rounds', end
-                if done == rounds[-1]: return f'{done} rounds done', end
+# %% ../nbs/00a_timing.ipynb #65fedc6e
+@patch
+def run(self: _Rounds, budget_s, width, seed, progress):
+    "Rounds until enough is known; returns why it stopped, and the confidence of the look at which it did"
+    (rounds, early, end), (base, *others), start = self.plan, self.variants, self.clock()
+    with tqdm(total=rounds[-1], desc='rounds', disable=not progress, leave=False) as bar:
+        while True:
+            self.one()
+            done, tried = len(self.numbers) + len(self.pending), self.number - self.first
+            over = done < rounds[-1] and (self.clock() - start) * (tried + 1) / tried > budget_s
+            if not self.sort_out(done in rounds, over): continue
+            bar.update(len(self.numbers) - bar.n)
+            done = len(self.numbers)
+            if done in rounds[:-1]:
+                ratios = [median_ratio(np.divide(self.seconds[base], self.seconds[n]), early, seed) for n in others]
+                if all(r.width <= width for r in ratios): return f'every interval within {width:.1%} of its ratio', early
+            if over: return f'budget of {budget_s:g} s spent after {done} rounds', end
+            if done == rounds[-1]: return f'{done} rounds done', end
 
 # %% ../nbs/00a_timing.ipynb #966a0c41
 class SimulatedClock:

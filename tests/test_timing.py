@@ -309,7 +309,7 @@ def test_usage_leaves_the_profiler_out(monkeypatch):
     import time
     import optkit.timing as timing
     monkeypatch.setattr(timing, 'synchroniser', lambda device: lambda: None)
-    monkeypatch.setattr(timing, '_nvml', lambda device: (None, None))
+    monkeypatch.setattr(timing, 'ask_card', lambda device: None)
     def trace(step, number, wait):
         end = time.process_time() + .3
         while time.process_time() < end: pass
