@@ -281,7 +281,7 @@ class MemoryProbe:
             raise
         return read
 
-
+# %% ../nbs/02_batch_finder.ipynb #450507bf
 def _host(value):
     if isinstance(value, torch.Tensor): return value.detach().to('cpu', copy=True)
     if isinstance(value, dict): return {k: _host(v) for k, v in value.items()}

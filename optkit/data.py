@@ -269,6 +269,7 @@ def _targets_of(out, n, ids, stay, labels, paired, task):
 
 def _flat(rows, dtype): return np.fromiter(chain.from_iterable(rows), dtype, sum(map(len, rows)))
 
+# %% ../nbs/02a_data.ipynb #1e6abdaa
 def _encode_all(table, tokenizer, max_length, progress, chunk=512):
     "Flat ids, types (or None), targets (or None), and the length of each row before truncation; a chunk at a time, so that no list of all rows is held"
     ids, types, targets, lengths = [], [], [], []
@@ -405,6 +406,7 @@ def store_key(
     for label in table.labels if isinstance(table.labels, list) else [table.labels]: digest.update(np.ascontiguousarray(label).tobytes())
     return digest.hexdigest()
 
+# %% ../nbs/02a_data.ipynb #fbc76c54
 def save_store(
     store: TokenStore, # on any device
     path: str | Path, # of the file; folders that are missing are made
@@ -439,6 +441,7 @@ def _read_header(file, path, key):
     if key is not None and header['key'] != key: raise InputError(f'{path}: holds other content than its name says')
     return header, file.tell()
 
+# %% ../nbs/02a_data.ipynb #ed3ca862
 def load_store(
     path: str | Path, # a file of `save_store`
     key: str | None = None, # that it must have; None: any
@@ -540,6 +543,7 @@ def pack(
         packs[k].append(int(row)); held[k] += int(lengths[row])
     return packs
 
+# %% ../nbs/02a_data.ipynb #47f0a958
 def pack_budget(
     physical: int, # rows of a padded micro-batch
     max_length: int # tokens
@@ -608,6 +612,7 @@ def rank_share(
     dealt = np.where(turn // ranks % 2, ranks - 1 - turn % ranks, turn % ranks) # there and back
     return order[dealt == rank]
 
+# %% ../nbs/02a_data.ipynb #49961b7e
 def steps(
     store: TokenStore,
     rows: np.ndarray, # row numbers to train on
@@ -732,6 +737,7 @@ def _hand_over(step, stream):
         for t in (b.labels, *b.inputs.values()):
             if isinstance(t, torch.Tensor): t.record_stream(now)
 
+# %% ../nbs/02a_data.ipynb #12c0ba12
 class Loader:
     "Gathers the steps of a store that is not on the model's device, in this process or in workers"
     def __init__(self,
@@ -797,6 +803,7 @@ class Loader:
         if iterator is not None: iterator._shutdown_workers()
         self.loader = None
 
+# %% ../nbs/02a_data.ipynb #0ea967f8
 def batches(
     store: TokenStore, # on the CPU
     steps: Iterable[Step], # of an epoch, see `steps`

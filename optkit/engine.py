@@ -217,6 +217,7 @@ def step_weight(
     rows = getattr(micro, 'rows', None)
     return max(1, store.weight(rows) if rows is not None else sum(store.weight(m.rows) for m in micro))
 
+# %% ../nbs/02b_engine.ipynb #144e1f89
 @patch
 def step(self: Engine,
     store: TokenStore, # on the engine's device; anywhere if `micro` are `data.Batch`es
@@ -257,6 +258,7 @@ def _window(config):
     if (width := getattr(config, 'local_attention', None)): return width // 2 + 1
     return getattr(config, 'sliding_window', None)
 
+# %% ../nbs/02b_engine.ipynb #33610ec8
 class Packing:
     "Calls a model on packs as if each sequence came alone"
     def __init__(self, model, per_token: bool): # logits are for tokens, and stay one row
@@ -321,6 +323,7 @@ class Packing:
         finally:
             for hook in hooks: hook.remove()
 
+# %% ../nbs/02b_engine.ipynb #767f357e
 _BATCH = ('input_ids', 'attention_mask', 'position_ids', 'token_type_ids', 'inputs_embeds', 'use_cache')
 _NOT_PACKED = "choose the layout 'sorted' or 'padded'"
 
@@ -346,6 +349,7 @@ def _trial_rows(config, max_length, task):
 def _rows_of_pack(logits, micro, per_token):
     return [logits[0, micro.offsets[n]:micro.offsets[n + 1]] if per_token else logits[n] for n in range(len(micro.rows))]
 
+# %% ../nbs/02b_engine.ipynb #315329af
 @torch.no_grad()
 def packing_problem(
     call: Packing,
@@ -369,6 +373,7 @@ def packing_problem(
     leak = max(differ(packed(2, 1)[1], second), differ(packed(1, 2)[0], last)) # only the other sequence has changed
     return f'a sequence of a pack sees its neighbour (logits change by {leak:.1g} of their size)' if leak > 1e-6 else ''
 
+# %% ../nbs/02b_engine.ipynb #7f165e06
 def packing(
     engine: Engine,
     store: TokenStore, # of the training
@@ -474,7 +479,7 @@ class PackProbe(StepProbe):
         offsets = np.concatenate([[0], np.cumsum(parts[:count])])
         self.engine.step(self.store, [MicroBatch(self._rows(count), tokens, offsets)])
 
-
+# %% ../nbs/02b_engine.ipynb #f0b0da38
 def _room(engine, headroom, limit, on_gpu, elsewhere):
     "What the finders want to know of the engine's device"
     cuda = engine.device.type == 'cuda'
@@ -504,6 +509,7 @@ def plan_table(
     room = _room(engine, headroom, limit, 4096, min(effective, 64))
     with engine.preserved(): return find_batch_table(lambda length: StepProbe(engine, store, length), lengths, effective, start=min(effective, room['limit']), **room)
 
+# %% ../nbs/02b_engine.ipynb #c5f0c6d8
 def plan_tokens(
     engine: Engine,
     store: TokenStore, # on the engine's device

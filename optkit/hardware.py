@@ -514,7 +514,7 @@ def _link_ends(ask, handle):
     up = [i for i in range(36) if ask('nvmlDeviceGetNvLinkState', handle, i) == 1]  # 36: NVML_NVLINK_MAX_LINKS
     return tuple(_bus_of(ask('nvmlDeviceGetNvLinkRemotePciInfo', handle, i)) for i in up)
 
-
+# %% ../nbs/00_hardware.ipynb #b970e37e
 def _card_facts(nvml, handle):
     "What the management library says about one card; None where it does not answer"
     ask = _asker(nvml)

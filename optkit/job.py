@@ -34,6 +34,7 @@ DEMO_DATA = Path(__file__).parent / 'data' / 'demo_mails.csv.xz' if '__file__' i
 DEMO_SPACE = ('lr=5e-5..8e-4:log', 'weight_decay=1e-3..0.3:log', 'warmup=0.0..0.3', 'label_smoothing=0.0..0.1', 'effective_batch=8,16,32')
 SPACE = ('lr=5e-6..2e-4:log', *DEMO_SPACE[1:])
 
+# %% ../nbs/04b_job.ipynb #4dfca0c3
 @dataclass(frozen=True)
 class JobConfig:
     "A job; what is None is sized to the budget, or to the data where there is no budget"
@@ -68,6 +69,7 @@ class JobConfig:
         if not 0 < self.lr < math.inf: raise InputError(f'lr is {self.lr}, expected more than 0 and finite')
         if not 0 <= self.seed < 2**32: raise InputError(f'seed is {self.seed}, expected 0 to {2**32 - 1}')
 
+# %% ../nbs/04b_job.ipynb #e2375ff9
 def demo_config(**changes) -> JobConfig: # `changes` replace fields
     "The demo: mails as (subject, body) pairs with the label ham or spam, and the model that a package brings"
     return replace(JobConfig(str(DEMO_DATA), 'subject', 'label', 'body', out='runs/demo', budget_s=270., lr=3e-4, effective_batch=8, space=DEMO_SPACE,
@@ -194,6 +196,7 @@ def _check_space(space, base):
             try: replace(base, **{name: value})
             except (ValueError, TypeError) as exc: raise InputError(f'space {name}={value}: {exc}') from None
 
+# %% ../nbs/04b_job.ipynb #2472a3c3
 class Job:
     "A job and its run folder; `run` does what is not done yet"
     def __init__(self, config: JobConfig, progress: bool = True, say: Callable[[str], None] = tqdm.write, command: str | None = None):
@@ -275,6 +278,7 @@ def _stage(self: Job, name):
     setattr(self, f'_{name}', value)
     if name == 'plan': self._more_trials()
 
+# %% ../nbs/04b_job.ipynb #f6f1c2e6
 @patch
 def _took(self: Job, name, seconds):
     times = self._read(self.path('timings')) if self.path('timings').is_file() else dict(stages={}, budget_s=self.config.budget_s)
@@ -314,6 +318,7 @@ def _do_speed(self: Job):
     last = max(speeds)
     return dict(speeds={str(k): v for k, v in speeds.items()}, rows_per_s=speeds[last], max_length=last, batch=16, real_tokens_per_s=speeds[last] * last, seconds=time.perf_counter() - start)
 
+# %% ../nbs/04b_job.ipynb #263ed73d
 @patch
 def _rows_per_s(self: Job, store, length, batch=16, at_least=4, at_least_s=1.):
     order = np.argsort(-store.lengths, kind='stable')

@@ -107,6 +107,7 @@ def loss_of(
     loss = torch.stack(losses)[n // 2:].mean().item()
     return loss, torch.cuda.max_memory_allocated() - before + _own_bytes(engine, model_only=True) if cuda else None
 
+# %% ../nbs/03b_ladder.ipynb #c403ebf9
 def _mark_memory():
     torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()

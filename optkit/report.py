@@ -305,6 +305,7 @@ def _lower_is_better(study):
     "Whether a study minimises: by its `direction`, else by its metric's name"
     return str(study.get('direction') or ('minimize' if 'loss' in str(study.get('metric')) else 'maximize')).lower().endswith('minimize')
 
+# %% ../nbs/05_report.ipynb #5c8b7b86
 def study_figure(
     study:dict, # a study file's content
     where:str='' # card and date, for the title
@@ -689,6 +690,7 @@ def _page(run, wrong):
     return template.render(title=str(about.get('title') or 'A run of optkit'), problem=problem, version=optkit.__version__, found=_attempt(_found, run, 'The summary'), sections=list(_sections(run, wrong)),
                            under=f"{'Started ' + started + '; p' if started else 'P'}age written {datetime.now():%Y-%m-%d %H:%M}")
 
+# %% ../nbs/05_report.ipynb #ae0a2cc0
 def render(
     folder # a run folder; only its JSON files are read
 ) -> Path: # of the report, `report.html` in that folder

@@ -526,7 +526,7 @@ class Record:
     def __post_init__(self):
         if self.label not in LABELS: raise ValueError(f'label {self.label!r} is none of {", ".join(LABELS)}')
 
-
+# %% ../nbs/00a_timing.ipynb #8b438abe
 def mfu(flops,    # of the model for the real tokens of one step, without recomputation
         seconds,  # of that step
         peak):    # FLOP/s, dense; None for a card that is not known
@@ -585,7 +585,7 @@ def load_records(*paths):  # files of `save_records`
         rows += [_flat(data['provenance']) | _flat(row) | dict(file=Path(path).name, run=str(Path(path).resolve())) for row in data['rows']]
     return pd.DataFrame(rows)
 
-
+# %% ../nbs/00a_timing.ipynb #58f89d51
 def ratio_between(table,               # of `load_records`
                   variant, baseline):  # both of one comparison
     "How many times faster `variant` is, by the medians of one comparison; `ValueError` if the two are not from one run on one machine, with one baseline"

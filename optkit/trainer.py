@@ -57,6 +57,7 @@ class TrainConfig:
     @classmethod
     def from_json(cls, text: str): return cls(**json.loads(text))
 
+# %% ../nbs/03_trainer.ipynb #3e40343f
 def _conditions(c):
     known = lambda name, values: (getattr(c, name) in values, f'{name} is {getattr(c, name)!r}, expected one of {values}')
     least = lambda name, low: (getattr(c, name) is None or getattr(c, name) >= low, f'{name} is {getattr(c, name)}, expected at least {low}')
