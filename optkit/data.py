@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from fastcore.basics import patch
 from tqdm.auto import tqdm
 
 from .hardware import Choice, size
@@ -763,10 +764,6 @@ class Loader:
     @property
     def workers(self): return 0 if self.loader is None else self.loader.num_workers # that are, or will be, started
 
-    def _give_up(self, exc):
-        hint = '' if self.start == 'fork' else "; a script needs what it runs under if __name__ == '__main__'"
-        self.loader, self.reason = None, f"workers failed ({(str(exc).strip() or type(exc).__name__).splitlines()[0][:160]}{hint})"
-        warnings.warn(f'{self.reason}; batches are gathered in this process')
 
     def _gathered(self, steps):
         "Lists of batches in host memory, from workers as long as they can be had"
@@ -781,27 +778,37 @@ class Loader:
                 self._give_up(exc)
         for step in steps[done:]: yield [gather(self.store, micro) for micro in step]
 
-    def __call__(self,
-        steps: Iterable[Step] # of an epoch, see `steps`
-    ) -> Iterator[Step]: # of `Batch`es on the device, for `Engine.step`
-        "The steps with their batches gathered and copied, a few ahead"
-        steps, ahead = list(steps), deque()
-        source = ((_ready(batches, self.device, self.pin, self.stream), step) for batches, step in zip(self._gathered(steps), steps))
-        for ready in source:
-            ahead.append(ready)
-            if len(ahead) > self.prefetch: yield self._next(ahead)
-        while ahead: yield self._next(ahead)
+# %% ../nbs/02a_data.ipynb #b4558306
+@patch
+def _give_up(self: Loader, exc):
+    hint = '' if self.start == 'fork' else "; a script needs what it runs under if __name__ == '__main__'"
+    self.loader, self.reason = None, f"workers failed ({(str(exc).strip() or type(exc).__name__).splitlines()[0][:160]}{hint})"
+    warnings.warn(f'{self.reason}; batches are gathered in this process')
 
-    def _next(self, ahead):
-        batches, step = ahead.popleft()
-        _hand_over(batches, self.stream)
-        return Step(batches, getattr(step, 'rows', np.concatenate([m.rows for m in step]) if step else np.array([], dtype=int)))
+@patch
+def __call__(self: Loader,
+    steps: Iterable[Step] # of an epoch, see `steps`
+) -> Iterator[Step]: # of `Batch`es on the device, for `Engine.step`
+    "The steps with their batches gathered and copied, a few ahead"
+    steps, ahead = list(steps), deque()
+    source = ((_ready(batches, self.device, self.pin, self.stream), step) for batches, step in zip(self._gathered(steps), steps))
+    for ready in source:
+        ahead.append(ready)
+        if len(ahead) > self.prefetch: yield self._next(ahead)
+    while ahead: yield self._next(ahead)
 
-    def close(self):
-        "End the workers"
-        iterator = getattr(self.loader, '_iterator', None)
-        if iterator is not None: iterator._shutdown_workers()
-        self.loader = None
+@patch
+def _next(self: Loader, ahead):
+    batches, step = ahead.popleft()
+    _hand_over(batches, self.stream)
+    return Step(batches, getattr(step, 'rows', np.concatenate([m.rows for m in step]) if step else np.array([], dtype=int)))
+
+@patch
+def close(self: Loader):
+    "End the workers"
+    iterator = getattr(self.loader, '_iterator', None)
+    if iterator is not None: iterator._shutdown_workers()
+    self.loader = None
 
 # %% ../nbs/02a_data.ipynb #0ea967f8
 def batches(

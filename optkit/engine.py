@@ -285,43 +285,48 @@ class Packing:
             masks = {k: torch.zeros(m.shape, dtype=dtype, device=m.device).masked_fill_(~m, torch.finfo(dtype).min) for k, m in masks.items()}
         return masks if 'sliding_attention' in kinds else masks[kinds[0] if kinds else 'all']
 
-    def _packed_inputs(self, inputs):
-        found = dict(input_ids=inputs['input_ids'], attention_mask=torch.ones_like(inputs['input_ids']) if self.own_mask else self._masks(inputs))
-        if 'position_ids' in self.takes: found['position_ids'] = inputs['position_ids'] + self.shift
-        if 'token_type_ids' in self.takes and (self.types or 'token_type_ids' in inputs): found['token_type_ids'] = inputs.get('token_type_ids', torch.zeros_like(inputs['input_ids']))
-        if 'use_cache' in self.takes: found['use_cache'] = False
-        return found
+# %% ../nbs/02b_engine.ipynb #d1232375
+@patch
+def _packed_inputs(self: Packing, inputs):
+    found = dict(input_ids=inputs['input_ids'], attention_mask=torch.ones_like(inputs['input_ids']) if self.own_mask else self._masks(inputs))
+    if 'position_ids' in self.takes: found['position_ids'] = inputs['position_ids'] + self.shift
+    if 'token_type_ids' in self.takes and (self.types or 'token_type_ids' in inputs): found['token_type_ids'] = inputs.get('token_type_ids', torch.zeros_like(inputs['input_ids']))
+    if 'use_cache' in self.takes: found['use_cache'] = False
+    return found
 
-    def _hooks(self, inputs, unpack):
-        "Hooks for one call: packed inputs into the base model, padded hidden states out of its encoder"
-        swap = lambda module, args, kwargs: ((), {k: v for k, v in kwargs.items() if k not in _BATCH} | self._packed_inputs(inputs))
-        yield self.base.register_forward_pre_hook(swap, with_kwargs=True)
-        if self.own_mask:
-            mask = self._masks(inputs)
-            def table(module, args, kwargs):
-                names = list(inspect.signature(module.forward).parameters)[:len(args)]
-                return (), dict(zip(names, args)) | kwargs | dict(attention_mask=mask)
-            yield self.encoder.register_forward_pre_hook(table, with_kwargs=True)
-        if unpack is not None:
-            def padded(module, args, output):
-                if isinstance(output, tuple): return (unpack(output[0]), *output[1:])
-                output['last_hidden_state'] = unpack(output['last_hidden_state'])
-                return output
-            pooled = getattr(self.base, 'pooler', None) is not None and self.encoder is not None
-            yield (self.encoder if pooled else self.base).register_forward_hook(padded)
+@patch
+def _hooks(self: Packing, inputs, unpack):
+    "Hooks for one call: packed inputs into the base model, padded hidden states out of its encoder"
+    swap = lambda module, args, kwargs: ((), {k: v for k, v in kwargs.items() if k not in _BATCH} | self._packed_inputs(inputs))
+    yield self.base.register_forward_pre_hook(swap, with_kwargs=True)
+    if self.own_mask:
+        mask = self._masks(inputs)
+        def table(module, args, kwargs):
+            names = list(inspect.signature(module.forward).parameters)[:len(args)]
+            return (), dict(zip(names, args)) | kwargs | dict(attention_mask=mask)
+        yield self.encoder.register_forward_pre_hook(table, with_kwargs=True)
+    if unpack is not None:
+        def padded(module, args, output):
+            if isinstance(output, tuple): return (unpack(output[0]), *output[1:])
+            output['last_hidden_state'] = unpack(output['last_hidden_state'])
+            return output
+        pooled = getattr(self.base, 'pooler', None) is not None and self.encoder is not None
+        yield (self.encoder if pooled else self.base).register_forward_hook(padded)
 
-    def __call__(self, inputs):
-        "Logits of a pack, see `data.packed_of`: [sequences, classes], or [1, tokens, classes]"
-        real, index = _padded_places(inputs['offsets'], inputs['input_ids'].shape[1], inputs['longest'])
-        unpack = None if self.per_token else lambda hidden: hidden[0][index] * real[..., None]
-        outer = dict(input_ids=inputs['input_ids'], attention_mask=inputs['attention_mask'])
-        if not self.per_token: outer = dict(input_ids=torch.where(real, inputs['input_ids'][0][index], self.config.pad_token_id or 0), attention_mask=real.long())
-        hooks = []
-        try:
-            hooks.extend(self._hooks(inputs, unpack))
-            return self.model(**outer).logits
-        finally:
-            for hook in hooks: hook.remove()
+# %% ../nbs/02b_engine.ipynb #c658891c
+@patch
+def __call__(self: Packing, inputs):
+    "Logits of a pack, see `data.packed_of`: [sequences, classes], or [1, tokens, classes]"
+    real, index = _padded_places(inputs['offsets'], inputs['input_ids'].shape[1], inputs['longest'])
+    unpack = None if self.per_token else lambda hidden: hidden[0][index] * real[..., None]
+    outer = dict(input_ids=inputs['input_ids'], attention_mask=inputs['attention_mask'])
+    if not self.per_token: outer = dict(input_ids=torch.where(real, inputs['input_ids'][0][index], self.config.pad_token_id or 0), attention_mask=real.long())
+    hooks = []
+    try:
+        hooks.extend(self._hooks(inputs, unpack))
+        return self.model(**outer).logits
+    finally:
+        for hook in hooks: hook.remove()
 
 # %% ../nbs/02b_engine.ipynb #767f357e
 _BATCH = ('input_ids', 'attention_mask', 'position_ids', 'token_type_ids', 'inputs_embeds', 'use_cache')

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
+from fastcore.basics import patch
 
 # %% ../nbs/00_hardware.ipynb #076b7768
 @dataclass(frozen=True, repr=False)
@@ -107,13 +108,15 @@ class GPU:
                  '' if self.ecc is None else f'ECC {"on" if self.ecc else "off"}']
         return ', '.join(w for w in words if w)
 
-    def __repr__(self):
-        capability = 'n/a' if self.capability is None else '{}.{}'.format(*self.capability)
-        state = '' if self.usable else f', NOT USABLE: {self.problem}'
-        bf16 = (self.peak or {}).get('bf16') or (self.peak or {}).get('fp16')
-        peak = 'peak n/a' if bf16 is None else f'peak {bf16 / 1e12:.4g} TFLOP/s'
-        return (f'{self.name} ({self.architecture or "unknown architecture"}, capability {capability}, '
-                f'{size(self.total_bytes)}{", MIG slice" if self.mig else ""}, {peak}{state})')
+# %% ../nbs/00_hardware.ipynb #319946be
+@patch
+def __repr__(self: GPU):
+    capability = 'n/a' if self.capability is None else '{}.{}'.format(*self.capability)
+    state = '' if self.usable else f', NOT USABLE: {self.problem}'
+    bf16 = (self.peak or {}).get('bf16') or (self.peak or {}).get('fp16')
+    peak = 'peak n/a' if bf16 is None else f'peak {bf16 / 1e12:.4g} TFLOP/s'
+    return (f'{self.name} ({self.architecture or "unknown architecture"}, capability {capability}, '
+            f'{size(self.total_bytes)}{", MIG slice" if self.mig else ""}, {peak}{state})')
 
 # %% ../nbs/00_hardware.ipynb #eee07fd1
 @dataclass(frozen=True)

@@ -227,19 +227,23 @@ class Job:
     def _split(self, rows, held_out): # (search, held out)
         return hold_out(self.table.labels, held_out, rows, self.config.folds, self.config.seed, self.table.groups)
 
-    def _read(self, path):
-        "A stage's file; a damaged one is named"
-        try: value = read_json(path)
-        except ValueError: value = None
-        if not isinstance(value, list if path.stem == 'decisions' else dict): raise InputError(f'{path}: cannot be read; delete it, and its stage is done again')
-        return value
+# %% ../nbs/04b_job.ipynb #fa526df2
+@patch
+def _read(self: Job, path):
+    "A stage's file; a damaged one is named"
+    try: value = read_json(path)
+    except ValueError: value = None
+    if not isinstance(value, list if path.stem == 'decisions' else dict): raise InputError(f'{path}: cannot be read; delete it, and its stage is done again')
+    return value
 
-    def path(self, stage): return self.folder / f'{stage}.json'
+@patch
+def path(self: Job, stage): return self.folder / f'{stage}.json'
 
-    def decide(self, what, value, reason): # kept in order, one a name
-        "Note a decision and its reason"
-        self.decisions[what] = dict(what=what, value=str(value), reason=reason)
-        write_json(self.path('decisions'), [*self.decisions.values()])
+@patch
+def decide(self: Job, what, value, reason): # kept in order, one a name
+    "Note a decision and its reason"
+    self.decisions[what] = dict(what=what, value=str(value), reason=reason)
+    write_json(self.path('decisions'), [*self.decisions.values()])
 
 # %% ../nbs/04b_job.ipynb #0683e106
 STAGES = ('speed', 'plan', 'data', 'batch', 'train', 'study', 'ladder', 'final')

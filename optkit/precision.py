@@ -267,21 +267,25 @@ class Precision:
             stack.enter_context(sdpa_kernel([BACKENDS[b] for b in self.sdpa.value], set_priority=True))
             yield self
 
-    def autocast(self):
-        "A fresh context for a forward pass: autocast to `dtype`, or nothing for FP32"
-        return nullcontext() if self.compute.value == 'fp32' else torch.autocast(self.device, self.dtype)
+# %% ../nbs/01_precision.ipynb #30c8d334
+@patch
+def autocast(self: Precision):
+    "A fresh context for a forward pass: autocast to `dtype`, or nothing for FP32"
+    return nullcontext() if self.compute.value == 'fp32' else torch.autocast(self.device, self.dtype)
 
-    def prepare(self, model):  # on its device; before its optimizer is made
-        "The model with weights in the chosen format and wide layers in fp8, changed in place where it can be"
-        if self.weights.value == 'bf16': model = model.to(torch.bfloat16)
-        if self.fp8.value:
-            from torchao.float8 import convert_to_float8_training
-            model = convert_to_float8_training(model, module_filter_fn=lambda layer, name: not fp8_fits(layer.in_features, layer.out_features))
-        return model
+@patch
+def prepare(self: Precision, model):  # on its device; before its optimizer is made
+    "The model with weights in the chosen format and wide layers in fp8, changed in place where it can be"
+    if self.weights.value == 'bf16': model = model.to(torch.bfloat16)
+    if self.fp8.value:
+        from torchao.float8 import convert_to_float8_training
+        model = convert_to_float8_training(model, module_filter_fn=lambda layer, name: not fp8_fits(layer.in_features, layer.out_features))
+    return model
 
-    def make_scaler(self):
-        "A new gradient scaler for fp16, else None"
-        return torch.amp.GradScaler(self.device) if self.scaler.value else None
+@patch
+def make_scaler(self: Precision):
+    "A new gradient scaler for fp16, else None"
+    return torch.amp.GradScaler(self.device) if self.scaler.value else None
 
 # %% ../nbs/01_precision.ipynb #9bf66af4
 @patch
