@@ -351,13 +351,17 @@ def _read(path):  # a file that may be missing
     except OSError: return ''
 
 
+def _unescaped(path):  # of the mount table, where a blank is \040
+    return re.sub(r'\\([0-7]{3})', lambda m: chr(int(m[1], 8)), path)
+
+
 def _cgroup_mounts(controller, root):
     "Where `controller` is mounted: triples (version, mount point inside `root`, the group that is mounted there)"
     found = []
     for line in _read(root / 'proc/self/mountinfo').splitlines():
         left, _, right = line.partition(' - ')
         if len(left.split()) < 5 or len(right.split()) < 2: continue
-        top, point, kind, options = *left.split()[3:5], right.split()[0], right.split()[-1].split(',')
+        top, point, kind, options = *map(_unescaped, left.split()[3:5]), right.split()[0], right.split()[-1].split(',')
         if kind == 'cgroup2' or kind == 'cgroup' and controller in options:
             found.append((2 if kind == 'cgroup2' else 1, root / point.lstrip('/'), top))
     base = root / 'sys/fs/cgroup'
@@ -436,7 +440,7 @@ def look_at_memory(folder='.',  # whose disk counts; need not exist yet
     host, limits = psutil.virtual_memory(), cgroup_limits(root)
     limit = limits.memory if limits.memory is not None and limits.memory < host.total else None
     shm = Path(root) / 'dev/shm'
-    there = next(p for p in (Path(folder).absolute(), *Path(folder).absolute().parents) if p.exists())
+    there = next(p for p in (Path(folder).absolute(), *Path(folder).absolute().parents) if os.path.exists(p) and os.access(p, os.X_OK))
     return Memory(host.total, host.available if limit is None else max(0, min(host.available, limit - limits.used)), limit,
                   shutil.disk_usage(shm).total if shm.is_dir() else None, shutil.disk_usage(there).free)
 
@@ -936,6 +940,7 @@ def roofline(device='cpu',  # 'cuda' (the current one), 'mps' or 'cpu'
              repeats=10,
              shapes=None):  # (m, n, k) of more products, those of `model_shapes` for instance; on CUDA `ENCODER_SHAPES` when left out
     "What this device reaches in products, copies and launches, against the table where it knows the card; a `Roofline`"
+    if repeats < 1 or any(n is not None and n < 1 for n in (side, copied)): raise ValueError(f'repeats {repeats}, side {side}, copied {copied}: each is expected to be at least 1')
     cuda, gpu = device == 'cuda', device != 'cpu'
     wait = dict(cuda=torch.cuda.synchronize, mps=torch.mps.synchronize).get(device, lambda: None)
     card = gpu_from(torch.cuda.get_device_properties(torch.cuda.current_device())) if cuda else None

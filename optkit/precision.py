@@ -59,6 +59,7 @@ def choose_format(hw,           # a `Hardware`
 def choose_tf32(hw, compute,  # the format that was chosen
                 tf32=None):   # True or False to override
     "Whether products of FP32 numbers may use TF32; `ValueError` where the device has none"
+    if tf32 not in (None, True, False): raise ValueError(f'tf32 is {tf32!r}, expected True, False or None (chosen for the machine)')
     able = hw.device == 'cuda' and (hw.gpu.capability or (0, 0)) >= (8, 0)
     where = _called(hw.gpu) if hw.device == 'cuda' else f'device {hw.device}'
     if not able:

@@ -69,7 +69,8 @@ G = 2**30
     ({'proc/self/cgroup': '4:cpu:/', 'sys/fs/cgroup/cpu/cpu.cfs_quota_us': '-1', 'sys/fs/cgroup/cpu/cpu.cfs_period_us': '100000'}, None, None),
     ({'proc/self/cgroup': '9:name=systemd:/\n0::/user/s', 'proc/self/mountinfo': '31 23 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n' + V2.replace('/sys/fs/cgroup ', '/sys/fs/cgroup/unified '),
       'sys/fs/cgroup/unified/user/cpu.max': '200000 100000'}, 2., None),                                                            # hybrid
-    ({'proc/self/cgroup': 'broken', 'proc/self/mountinfo': 'x'}, None, None)], ids='nested parent root outside docker v1 unlimited hybrid broken'.split())
+    ({'proc/self/cgroup': 'broken', 'proc/self/mountinfo': 'x'}, None, None),
+    ({'proc/self/cgroup': '0::/a', 'proc/self/mountinfo': V2.replace('/sys/fs/cgroup', '/sys/my\\040groups'), 'sys/my groups/a/cpu.max': '150000 100000'}, 1.5, None)], ids='nested parent root outside docker v1 unlimited hybrid broken blank'.split())
 def test_control_groups(tmp_path, files, cores, memory):
     limits = cgroup_limits(plant(tmp_path, files))
     assert (limits.cores, limits.memory) == (cores, memory)
@@ -334,6 +335,10 @@ def test_the_ceiling_is_the_best_of_all_products():
     for text in ('8192 x 8192 x 8192', '4 TFLOP/s', '40% of the table', '5 µs', 'fp8: refused'): assert text in repr(found) and text in found._repr_html_(), text
     assert '<script>' not in Roofline('<script>', rows)._repr_html_()
 
+
+@pytest.mark.parametrize('bad', [dict(repeats=0), dict(side=0), dict(copied=-1)])
+def test_a_roofline_of_nothing_is_refused(bad):
+    with pytest.raises(ValueError, match='at least 1'): roofline(**bad)
 
 def test_records_of_a_roofline(tmp_path):
     from optkit.timing import load_records, save_records

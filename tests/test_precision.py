@@ -29,6 +29,7 @@ def test_a_t4_does_not_do_bf16_whatever_torch_says(monkeypatch):
     assert 'emulated' in choose_precision(t4).compute.reason
     with pytest.raises(ValueError, match='bf16.*T4.*8.0.*fp16'): choose_precision(t4, prefer='bf16')
     with pytest.raises(ValueError, match='TF32.*T4'): choose_precision(t4, tf32=True)
+    with pytest.raises(ValueError, match="'no', expected True"): choose_precision(t4, tf32='no')
 
 
 def test_old_unknown_and_broken_cards_are_safe():
