@@ -487,3 +487,25 @@ def test_the_roofline_runs_after_the_new_tf32_interface_was_used():
     finally:
         torch.set_float32_matmul_precision('highest')
         torch.backends.cuda.matmul.fp32_precision = before
+
+
+# boost clock in GHz, dense bf16 (fp16 where there is no bf16) FLOP of a multiprocessor in a clock with FP32 accumulation, bus width in bits, Gbit/s of a pin
+PARTS = {'RTX 3090': (1.695, 512, 384, 19.5), 'RTX 3090 Ti': (1.86, 512, 384, 21), 'RTX 4070': (2.475, 512, 192, 21), 'RTX 4070 SUPER': (2.475, 512, 192, 21),
+         'RTX 4070 Ti': (2.61, 512, 192, 21), 'RTX 4070 Ti SUPER': (2.61, 512, 256, 21), 'RTX 4080': (2.505, 512, 256, 22.4), 'RTX 4080 SUPER': (2.55, 512, 256, 23),
+         'RTX 4090': (2.52, 512, 384, 21), 'RTX 5070': (2.512, 512, 192, 28), 'RTX 5070 Ti': (2.452, 512, 256, 28), 'RTX 5080': (2.617, 512, 256, 30),
+         'RTX 5090': (2.407, 512, 512, 28), 'RTX 6000 Ada': (2.505, 1024, 384, 20), 'RTX PRO 6000': (2.617, 1024, 512, 28), 'A10': (1.695, 1024, 384, 12.5),
+         'L4': (2.04, 1024, 192, 12.5), 'L40S': (2.52, 1024, 384, 18), 'T4': (1.59, 1024, 256, 10), 'V100 SXM 16GB': (1.53, 1024, 4096, 1.752),
+         'V100 SXM 32GB': (1.53, 1024, 4096, 1.752), 'V100 PCIe 16GB': (1.38, 1024, 4096, 1.752), 'V100 PCIe 32GB': (1.38, 1024, 4096, 1.752),
+         'A100 SXM 40GB': (1.41, 2048, 5120, 2.43), 'A100 PCIe 40GB': (1.41, 2048, 5120, 2.43), 'A100 SXM 80GB': (1.41, 2048, 5120, 3.186),
+         'A100 PCIe 80GB': (1.41, 2048, 5120, 3.024), 'H100 SXM': (1.83, 4096, 5120, 5.23), 'H100 PCIe': (1.62, 4096, 5120, 3.186),
+         'H100 NVL': (1.545, 4096, 6144, 5.127), 'H200': (1.83, 4096, 6144, 6.25), 'B200': (1.85, 8192, 8192, 7.57)}
+
+def test_peaks_follow_from_the_parts():
+    "Each row of the table against multiprocessors x clock x FLOP a clock, and bus x rate; 2% for what a document rounds"
+    assert set(PARTS) == set(hardware.gpu_table())
+    for name, (clock, flop, bus, rate) in PARTS.items():
+        gpu = known_gpu(name)
+        assert gpu.peak.get('bf16', gpu.peak['fp16']) == pytest.approx(gpu.multiprocessors * clock * 1e9 * flop, rel=.02), name
+        assert gpu.bandwidth == pytest.approx(bus / 8 * rate * 1e9, rel=.02), name
+        assert gpu.peak['fp16'] == gpu.peak.get('bf16', gpu.peak['fp16']) and gpu.peak.get('tf32', gpu.peak['fp16'] / 2) == pytest.approx(gpu.peak['fp16'] / 2, rel=.02)
+        if 'fp8' in gpu.peak: assert gpu.peak['fp8'] == pytest.approx(2 * gpu.peak['bf16'], rel=.02)
