@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from optkit.batch_finder import Probe, accumulation_for, find_batch_size, is_out_of_memory, next_probe, predict_limit
+from optkit.batch_finder import Probe, accumulation_for, find_batch_size, is_out_of_memory, next_probe, predict_limit, predict_peak
 from optkit.batch_finder import MemoryProbe, Peak, find_batch_table, find_max_tokens, planned_updates, preserved, worst
 from optkit.data import LAYOUTS, Table, steps, tokenise, word_tokenizer
 from optkit.engine import Engine, StepProbe, example_model, plan_batch
@@ -471,3 +471,13 @@ def test_tokens_of_a_pack_are_found_with_real_packs():
     assert plan.max_tokens == 640 and all(m.offsets is not None and m.offsets[-1] <= m.pad_to and m.offsets[1] == 100 for m in seen)
     assert max(m.pad_to for m in seen) == 640 and same({k: v for k, v in before.items()}, snapshot(engine))
     for micro in steps(store, np.arange(21), 8, layout='packed', max_tokens=plan.max_tokens): step(store, micro)
+
+
+@given(base=st.integers(1, 10 * 2**30), row=st.integers(2**20, 2**30), update=st.integers(0, 5 * 2**30), sizes=st.lists(st.integers(1, 500), min_size=1, max_size=4, unique=True), batch=st.integers(1, 2000))
+def test_a_predicted_peak_is_that_of_a_linear_card(base, row, update, sizes, batch):
+    "On a card whose tensors are a line over rows, with an update that may hide them, the prediction is the truth"
+    probes = [Probe(n, base + max(row * n, update), True, '', base + max(row * n, update), base + row * n, base) for n in sizes]
+    real, told = base + max(row * batch, update), predict_peak(probes, batch)
+    if row * batch >= update: assert abs(told - real) <= 1e-6 * real
+    elif batch >= min(sizes) and row * min(sizes) <= update: assert told == real
+    assert told <= real * (1 + 1e-6)
