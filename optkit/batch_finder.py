@@ -180,7 +180,7 @@ def _attempt(probe, batch, budget):
     if failed is not None:
         _free()
         return Probe(batch, None, False, failed)
-    peak, *more = peak if isinstance(peak, Peak) else (peak,)
+    peak, *more = peak if isinstance(peak, tuple) else (peak,)
     over = f'{_size(peak)} is over the budget of {_size(budget)}' if budget and peak and peak > budget else ''
     return Probe(batch, peak, not over, over, *more)
 
