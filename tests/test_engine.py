@@ -470,3 +470,155 @@ def test_flops_of_a_model_without_embeddings():
     model = example_model()
     matrices = sum(p.numel() for n, p in model.named_parameters() if 'embeddings.weight' not in n and 'embeddings.word' not in n and 'position_embeddings' not in n and 'token_type' not in n)
     assert training_flops(model, np.array([10, 20])) == 6 * matrices * 30 + 12 * 2 * 32 * (100 + 400)
+
+
+# --- optimizers, gradient checkpointing, moving average, values
+
+@pytest.mark.parametrize('kind', ['full', 'selective'])
+@pytest.mark.parametrize('attention', ['sdpa', 'eager'])
+@pytest.mark.parametrize('dropout', [0., .2])
+@pytest.mark.parametrize('layout', ['sorted', 'packed'])
+def test_gradient_checkpointing_changes_no_gradient(store, kind, attention, dropout, layout):
+    "Dropout draws the same again, also in a layer whose products are kept"
+    runs = []
+    for mode in ('off', kind, 'off'):
+        model = example_model(3, dropout=dropout)
+        model.set_attn_implementation(attention)
+        engine, grads = Engine(model, FP32, checkpointing=mode), []
+        real = engine.optimizer.step
+        engine.optimizer.step = lambda *a, **k: (grads.extend(p.grad.clone() for p in engine.model.parameters()), real(*a, **k))
+        engine.reset(lr=1e-3, seed=7)
+        losses = [engine.step(store, m).item() for m, _ in zip(steps(store, np.arange(60), 16, layout=layout, physical=5), range(2))]
+        runs.append((losses, grads))
+    assert runs[0][0] == runs[2][0] == pytest.approx(runs[1][0], abs=1e-6)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(runs[0][1], runs[1][1])) and len(runs[0][1]) > 40
+
+
+def test_full_checkpointing_computes_layers_twice_and_off_does_not(store):
+    counts = {}
+    for mode in ('off', 'full', 'selective'):
+        engine, calls = Engine(example_model(3), FP32, checkpointing=mode), []
+        engine.model.bert.encoder.layer[0].attention.register_forward_hook(lambda *a: calls.append(1))
+        engine.step(store, next(steps(store, np.arange(60), 16)))
+        counts[mode] = len(calls)
+    assert counts == dict(off=1, full=2, selective=2)
+    model = example_model(3)
+    Engine(model, FP32, checkpointing='full'); Engine(model, FP32)
+    assert not any(getattr(m, 'gradient_checkpointing', False) for m in model.modules())
+    with pytest.raises(ValueError, match="checkpointing is 'some'"): Engine(model, FP32, checkpointing='some')
+
+
+def test_a_model_without_gradient_checkpointing_says_so():
+    model = example_model(3)
+    model.supports_gradient_checkpointing = False
+    with pytest.raises(InputError, match='BertForSequenceClassification has no gradient checkpointing'): Engine(model, FP32, checkpointing='full')
+
+
+def test_the_moving_average_is_that_of_a_plain_loop(store):
+    engine = engine_with(ema=.7)
+    engine.reset(lr=1e-2)
+    average = [p.detach().clone() for p in engine.model.parameters()]
+    for m in steps(store, np.arange(60), 16):
+        engine.step(store, m)
+        average = [.7 * a + .3 * p.detach() for a, p in zip(average, engine.model.parameters())]
+    own = [p.detach().clone() for p in engine.model.parameters()]
+    with engine.averaged(): assert all(torch.allclose(a, p, atol=1e-6) for a, p in zip(average, engine.model.parameters()))
+    assert all(torch.equal(a, p) for a, p in zip(own, engine.model.parameters()))
+    found = engine.predict(store, np.arange(60))
+    engine.keep_best(); engine.restore_best()
+    assert torch.allclose(engine.predict(store, np.arange(60)), found, atol=1e-6) and all(torch.allclose(a, p, atol=1e-6) for a, p in zip(average, engine.model.parameters()))
+    engine.reset()
+    assert all(torch.equal(a, engine.start[n]) for n, a in engine.average.items())
+
+
+def test_values_are_set_without_building_anything_anew(store):
+    engine, plan = engine_with(), list(steps(store, np.arange(60), 16))
+    engine.reset(lr=1e-3)
+    engine.step(store, plan[0])
+    places, optimizer = addresses(engine), engine.optimizer
+    engine.set(lr=1e-2, weight_decay=.3, betas=(.5, .6), eps=1e-4, max_grad_norm=.2, label_smoothing=.1, class_weights=(1., 2., 3.))
+    engine.step(store, plan[1])
+    group = engine.optimizer.param_groups
+    assert addresses(engine) == places and engine.optimizer is optimizer and [(g['lr'], g['betas'], g['eps']) for g in group] == [(1e-2, (.5, .6), 1e-4)] * 2
+    assert (group[0]['weight_decay'], group[1]['weight_decay'], engine.max_grad_norm, engine.label_smoothing, engine.class_weights.tolist()) == (.3, 0., .2, .1, [1, 2, 3])
+    engine.reset(lr=1e-3)
+    assert group[0]['betas'] == (.9, .999) and engine.class_weights is None
+
+
+def test_making_the_state_changes_no_weight_and_later_steps_allocate_none(store):
+    engine = engine_with()
+    before = [p.detach().clone() for p in engine.model.parameters()]
+    engine_module._make_state(engine)
+    assert all(torch.equal(a, b) for a, b in zip(before, engine.model.parameters())) and all(not v.any() for s in engine.optimizer.state.values() for v in s.values())
+    assert all(p.grad is None for p in engine.model.parameters())
+    places = addresses(engine)
+    for m in steps(store, np.arange(60), 16): engine.step(store, m)
+    assert addresses(engine) == places
+
+
+def test_a_step_can_be_undone_until_the_update(store, monkeypatch):
+    for precision in (FP32, FP16):
+        engine, plan = engine_with(precision=precision), list(steps(store, np.arange(60), 16, physical=5))
+        engine.reset(); engine.step(store, plan[0])
+        want = engine.step(store, plan[1]).item()
+        engine.reset(); engine.step(store, plan[0])
+        real, calls = engine_module._loss, []
+        with monkeypatch.context() as patch:
+            def fail(*a):
+                calls.append(1)
+                if len(calls) == 3: raise torch.OutOfMemoryError('CUDA out of memory.')
+                return real(*a)
+            patch.setattr(engine_module, '_loss', fail)
+            with pytest.raises(torch.OutOfMemoryError): engine.step(store, plan[1])
+        engine.undo()
+        assert all(p.grad is None for p in engine.model.parameters()) and engine.step(store, plan[1]).item() == want
+    with monkeypatch.context() as patch:
+        def fail(*a, **k): raise torch.OutOfMemoryError('CUDA out of memory.')
+        patch.setattr(engine.optimizer, 'step', fail)
+        with pytest.raises(torch.OutOfMemoryError): engine.step(store, plan[2])
+    with pytest.raises(MemoryError, match='out of memory in the update itself'): engine.undo()
+
+
+@pytest.mark.parametrize('precision', [FP32, FP16], ids=['fp32', 'fp16'])
+def test_a_state_that_is_loaded_goes_on_as_the_original(store, precision):
+    plan = list(steps(store, np.arange(60), 16, physical=5))
+    a, b = engine_with(precision=precision, ema=.9), engine_with(precision=precision, ema=.9)
+    for e in (a, b): e.reset(lr=1e-3)
+    for m in plan[:2]: a.step(store, m)
+    a.keep_best()
+    state = {k: v.clone() for k, v in a.state().items()}
+    b.step(store, plan[3]) # something else first
+    b.load_state(state)
+    assert [a.step(store, m).item() for m in plan[2:]] == [b.step(store, m).item() for m in plan[2:]]
+    assert a.state().keys() == b.state().keys() and all(torch.equal(v, b.state()[k]) for k, v in a.state().items())
+    with pytest.raises(InputError, match='has no place in this engine'): b.load_state(dict(state, **{'model.odd': torch.zeros(3)}))
+    with pytest.raises(InputError, match='the state lacks model.classifier.bias'): b.load_state({k: v for k, v in state.items() if k != 'model.classifier.bias'})
+
+
+def test_only_what_trains_is_copied_and_decayed(store):
+    model = example_model(3)
+    for p in model.bert.parameters(): p.requires_grad_(False)
+    engine = Engine(model, FP32)
+    engine.reset(lr=1e-2)
+    frozen = [p.clone() for p in model.bert.parameters()]
+    engine.step(store, next(steps(store, np.arange(60), 16)))
+    assert {*engine.start} == {'classifier.weight', 'classifier.bias'} and all(torch.equal(a, b) for a, b in zip(frozen, model.bert.parameters()))
+    assert sum(len(g['params']) for g in engine.optimizer.param_groups) == 2 and not torch.equal(engine.start['classifier.weight'], model.classifier.weight)
+
+
+@pytest.mark.parametrize('package', ['torchao', 'bitsandbytes'])
+def test_adamw_with_8_bits_where_a_package_is_installed(store, package):
+    pytest.importorskip(package, reason=f'needs {package}')
+    if package == 'bitsandbytes' and not torch.cuda.is_available(): pytest.skip('needs a GPU: bitsandbytes')
+    engine = engine_with(optimizer='adamw_8bit')
+    engine.reset(lr=3e-3)
+    losses = [engine.step(store, m).item() for epoch in range(6) for m in steps(store, np.arange(60), 16, epoch=epoch)]
+    assert losses[-1] < losses[0]
+    engine.reset(lr=3e-3)
+    assert engine.step(store, next(steps(store, np.arange(60), 16))).item() == losses[0]
+
+
+def test_an_8_bit_optimizer_that_cannot_be_had_is_refused(monkeypatch):
+    monkeypatch.setattr(engine_module, 'import_problem', lambda package: 'not installed')
+    with pytest.raises(ValueError, match='neither package can be used.*install one, or take adamw'): engine_with(optimizer='adamw_8bit')
+    with pytest.raises(ValueError, match="optimizer is 'sgd'"): engine_with(optimizer='sgd')

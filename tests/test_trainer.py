@@ -132,7 +132,7 @@ def test_a_configuration_that_cannot_be_is_refused(changes, said):
 
 def test_a_configuration_survives_json():
     config = TrainConfig(lr=1e-4, patience=2, physical_batch=8, precision='bf16', compile='default', layout='full')
-    assert TrainConfig.from_json(config.to_json()) == config and json.loads(config.to_json()) == asdict(config)
+    assert TrainConfig.from_json(config.to_json()) == config and json.loads(config.to_json()) == json.loads(json.dumps(asdict(config)))
     with pytest.raises(ValueError): TrainConfig.from_json(config.to_json().replace('"linear"', '"step"'))
 
 
@@ -238,7 +238,7 @@ def test_a_run_that_breaks_later_keeps_its_best_epoch(store, engine, monkeypatch
             for p in engine.model.parameters(): p.data.fill_(math.nan)
         return real(*args)
     monkeypatch.setattr(engine, 'step', step, raising=False)
-    result = Trainer(engine, store, replace(BASE, epochs=5)).fit(TRAIN, VALID)
+    result = Trainer(engine, store, replace(BASE, epochs=5, recover=False)).fit(TRAIN, VALID)
     assert len(result.history) == 3 and math.isnan(result.history[2].score) and result.best_epoch in (1, 2) and result.score == max(e.score for e in result.history[:2])
     assert all(torch.isfinite(p).all() for p in engine.model.parameters())
 
