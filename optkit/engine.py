@@ -249,19 +249,23 @@ def _heal(engine):
 @torch.no_grad()
 def _make_state(engine):
     "The optimizer's state before the first step, so that no later step allocates it: an update with gradients and rates of 0 changes no weight"
-    kept = [(g['lr'], g['weight_decay']) for g in engine.optimizer.param_groups]
+    kept = [(float(g['lr']), g['weight_decay']) for g in engine.optimizer.param_groups]
     try:
         for g in engine.optimizer.param_groups:
-            g.update(lr=0., weight_decay=0.)
+            _put(g, 'lr', 0.); g['weight_decay'] = 0.
             for p in g['params']: p.grad = torch.zeros_like(p)
         type(engine.optimizer).step(engine.optimizer) # the class's own: a caller may have wrapped the step of this one
     finally:
-        for g, (lr, decay) in zip(engine.optimizer.param_groups, kept): g.update(lr=lr, weight_decay=decay)
+        for g, (lr, decay) in zip(engine.optimizer.param_groups, kept): _put(g, 'lr', lr); g['weight_decay'] = decay
         engine.optimizer.zero_grad(set_to_none=True)
     if engine.kind == 'adamw': _empty(engine.optimizer)
     else:
         for s in engine.optimizer.state.values():
             if 'step' in s: s['step'] = s['step'] * 0
+
+def _put(group, name, value):
+    if isinstance(group[name], torch.Tensor): group[name].fill_(value) # an optimizer that takes tensors keeps their addresses
+    else: group[name] = value
 
 def _empty(optimizer):
     for state in optimizer.state.values():
@@ -299,7 +303,7 @@ def set(self: Engine,
 ):
     "Values of the next steps; none of them is built into the step"
     for name, value in dict(lr=lr, betas=betas, eps=eps).items():
-        for group in self.optimizer.param_groups if value is not None else (): group[name] = value
+        for group in self.optimizer.param_groups if value is not None else (): _put(group, name, value)
     if weight_decay is not None: self.optimizer.param_groups[0]['weight_decay'] = weight_decay
     if label_smoothing is not None: self.label_smoothing = label_smoothing
     if max_grad_norm is not None: self.max_grad_norm = max_grad_norm

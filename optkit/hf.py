@@ -8,7 +8,7 @@ __all__ = ['settings_of', 'left_out', 'store_of', 'rows_of']
 # %% ../nbs/02f_hf.ipynb #86c3caee
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import numpy as np
 import torch
@@ -64,8 +64,8 @@ _KNOWN_COLLATORS = {'DataCollatorWithPadding', 'DefaultDataCollator', 'function'
 def _arguments_left(a):
     for f in fields(a):
         value, default = getattr(a, f.name, None), f.default
-        if f.name in _CARRIED | _NO_MATTER or not f.init or value in (None, False, '', [], {}) and default in (None, False): continue
-        if callable(getattr(f.default_factory, '__call__', None)) and not isinstance(f.default_factory, type(f.default)): default = f.default_factory()
+        if f.name in _CARRIED | _NO_MATTER or not f.init or value in (None, False, '', [], {}) and (default in (None, False, '') or default is MISSING): continue
+        if f.default_factory is not MISSING: default = f.default_factory()
         if _named(value) != _named(default): yield f'{f.name}={_named(value)!r}'
 
 def left_out(

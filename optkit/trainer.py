@@ -22,7 +22,7 @@ from fastcore.basics import patch
 from tqdm.auto import tqdm
 
 from .batch_finder import is_out_of_memory, planned_updates
-from .checkpoint import check_same, latest_checkpoint, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
+from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
 from .data import LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
 from .engine import CHECKPOINTING, OPTIMIZERS, Engine, training_flops, with_labels
 from .hardware import Choice
@@ -515,6 +515,7 @@ def _go_back(self: Trainer, broken):
     p.physical, p.max_tokens, p.watch.recent, self.position, self.good = now.physical, now.max_tokens, [], p, None
     alone = self._not_finite(broken.rows)
     self.decide('loss', Choice(f'back to step {p.done}', choice.reason + (f'; rows {alone} give no number by themselves under that state' if alone else '')))
+    self._save() # later checkpoints are of the path that was given up
     return True
 
 @patch
@@ -566,6 +567,7 @@ def _begin(self: Trainer, train, valid, resume):
 @patch
 def _found(self: Trainer, train, valid, resume):
     "The checkpoint to go on from: tensors and record; None: from the start"
+    if self.folder and not self.rank: mend(self.folder)
     last = self.folder and latest_checkpoint(self.folder)
     self.made_of = self._made_of(train, valid) if self.folder else None
     if not last: return None

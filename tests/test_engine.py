@@ -608,8 +608,8 @@ def test_only_what_trains_is_copied_and_decayed(store):
 
 @pytest.mark.parametrize('package', ['torchao', 'bitsandbytes'])
 def test_adamw_with_8_bits_where_a_package_is_installed(store, package):
-    pytest.importorskip(package, reason=f'needs {package}')
-    if package == 'bitsandbytes' and not torch.cuda.is_available(): pytest.skip('needs a GPU: bitsandbytes')
+    pytest.importorskip(package, reason=f'{package}, which is optional, is not installed')
+    if package == 'bitsandbytes' and not torch.cuda.is_available(): pytest.skip('bitsandbytes is for a GPU')
     engine = engine_with(optimizer='adamw_8bit')
     engine.reset(lr=3e-3)
     losses = [engine.step(store, m).item() for epoch in range(6) for m in steps(store, np.arange(60), 16, epoch=epoch)]

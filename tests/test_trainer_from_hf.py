@@ -1,0 +1,167 @@
+"Three Trainer scripts of transformers as people write them, trained by optkit: the settings, the same result as theirs where nothing is random, and what could not be carried over"
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import DataCollatorForLanguageModeling, DataCollatorWithPadding, EarlyStoppingCallback, TrainerCallback, TrainingArguments
+from transformers import Trainer as TheirTrainer
+
+from optkit.data import IGNORED, InputError, example_table, word_tokenizer
+from optkit.engine import example_model
+from optkit.hardware import hardware_with
+from optkit.trainer import FitResult, from_hf
+
+torch.set_num_threads(1)
+HERE = hardware_with(None)
+
+
+class Rows(torch.utils.data.Dataset):
+    "A list of dicts, as a data set"
+    def __init__(self, items): self.items = items
+    def __len__(self): return len(self.items)
+    def __getitem__(self, n): return self.items[n]
+
+
+def pairs(n=96, classes=2, padding=False):
+    table, tokenizer = example_table(n, classes), word_tokenizer()
+    out = [dict(tokenizer(t, p, truncation=True, max_length=40, padding='max_length' if padding else False)) for t, p in zip(table.texts, table.pairs)]
+    return tokenizer, Rows([dict(o, labels=int(l)) for o, l in zip(out, table.labels)])
+
+
+def arguments(folder, **kwargs): return TrainingArguments(output_dir=str(folder), report_to='none', use_cpu=True, disable_tqdm=True, logging_steps=1, **kwargs)
+
+
+# --- 1: a sequence classifier with everything one adds to it
+
+def script_of_a_classifier(folder, **changes):
+    tokenizer, rows = pairs()
+    def compute_metrics(pred): return dict(agreement=float((pred.predictions.argmax(1) == pred.label_ids).mean()))
+    args = dict(per_device_train_batch_size=4, gradient_accumulation_steps=4, per_device_eval_batch_size=16, num_train_epochs=3, learning_rate=3e-3, warmup_steps=2, lr_scheduler_type='cosine',
+                weight_decay=.1, adam_beta2=.99, max_grad_norm=.5, label_smoothing_factor=.1, seed=3, eval_strategy='epoch', save_strategy='epoch', load_best_model_at_end=True, metric_for_best_model='agreement')
+    return TheirTrainer(model=example_model(dropout=0.), args=arguments(folder, **args | changes), train_dataset=Rows(rows.items[:64]), eval_dataset=Rows(rows.items[64:]), data_collator=DataCollatorWithPadding(tokenizer),
+                        processing_class=tokenizer, compute_metrics=compute_metrics, callbacks=[EarlyStoppingCallback(early_stopping_patience=2)])
+
+
+def test_a_classifier_script(tmp_path):
+    theirs = script_of_a_classifier(tmp_path)
+    ours = from_hf(theirs, HERE)
+    c = ours.config
+    assert (c.effective_batch, c.physical_batch, c.eval_batch, c.epochs, c.lr, c.schedule, c.warmup_steps, c.weight_decay, c.betas, c.max_grad_norm, c.label_smoothing, c.seed, c.patience, c.metric, c.precision) == (
+        16, 4, 16, 3, 3e-3, 'cosine', 2, .1, (.9, .99), .5, .1, 3, 2, 'custom', 'fp32')
+    assert ours.left_out == [] and len(ours.train) == 64 and ours.valid.tolist() == [*range(64, 96)] and 'Not carried over: nothing' in repr(ours)
+    result = ours.fit()
+    assert isinstance(result, FitResult) and result.score > .8 and result.history[0].train_loss > result.history[-1].train_loss
+    logits = theirs.predict(theirs.eval_dataset)  # the weights are in their model
+    assert logits.metrics['test_agreement'] == pytest.approx(result.score)
+
+
+def test_the_same_steps_as_theirs(tmp_path):
+    "Full batches, so that no order matters, a constant rate: their losses are ours"
+    same = dict(per_device_train_batch_size=64, gradient_accumulation_steps=1, num_train_epochs=6, lr_scheduler_type='constant', warmup_steps=0, optim='adamw_torch')
+    theirs, ours = script_of_a_classifier(tmp_path / 'a', **same), from_hf(script_of_a_classifier(tmp_path / 'b', **same), HERE)
+    theirs.callback_handler.callbacks = [c for c in theirs.callback_handler.callbacks if not isinstance(c, EarlyStoppingCallback)]
+    theirs.train()
+    want = [l['loss'] for l in theirs.state.log_history if 'loss' in l]
+    found = [e.train_loss for e in ours.trainer.epochs(ours.train, ours.valid)]
+    assert len(want) == 6 and found == pytest.approx(want[:len(found)], abs=2e-4) and len(found) >= 3
+    agreement = [l['eval_agreement'] for l in theirs.state.log_history if 'eval_agreement' in l]
+    assert [e.metrics['custom'] for e in ours.trainer.position.history] == pytest.approx(agreement[:len(found)], abs=.04)
+
+
+# --- 2: a regression on rows that are padded already, with what has no place here
+
+class Weighted(TheirTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs): return super().compute_loss(model, inputs, return_outputs, **kwargs)
+
+class Own(TrainerCallback): pass
+
+
+def script_of_a_regression(folder):
+    _, rows = pairs(80, padding=True)
+    items = [dict(r, labels=float(r['labels']) - .5) for r in rows.items]
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=204, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, max_position_embeddings=64, num_labels=1, problem_type='regression'))
+    args = arguments(folder, per_device_train_batch_size=8, num_train_epochs=8, learning_rate=3e-3, lr_scheduler_type='polynomial', optim='adafactor', neftune_noise_alpha=5., max_steps=-1,
+                     dataloader_drop_last=True, train_sampling_strategy='group_by_length', eval_strategy='steps', eval_steps=5, save_strategy='no')
+    return Weighted(model=model, args=args, train_dataset=Rows(items[:60]), eval_dataset=Rows(items[60:]), callbacks=[Own()])
+
+
+def test_a_regression_script_and_what_it_loses(tmp_path, caplog):
+    ours = from_hf(script_of_a_regression(tmp_path), HERE)
+    said = '\n'.join(ours.left_out)
+    for part in ('neftune_noise_alpha=5.0', "lr_scheduler_type='polynomial': linear instead", "optim='adafactor': AdamW instead", 'dataloader_drop_last=True', "train_sampling_strategy='group_by_length'",
+                 "eval_strategy='steps': evaluated after each epoch", 'load_best_model_at_end=False', 'callback Own', 'Weighted.compute_loss: overridden'): assert part in said and part in caplog.text, part
+    assert len(ours.left_out) == 9, said
+    assert ours.trainer.store.task == 'regression' and ours.trainer.store.lengths.max() < 41 and ours.trainer.store.lengths.min() < 15, 'their padding is gone'
+    result = ours.fit()
+    assert result.history[-1].train_loss < .5 * result.history[0].train_loss
+
+
+# --- 3: a causal LM
+
+def script_of_a_language_model(folder, evaluate=True):
+    rng, tokenizer = np.random.default_rng(0), word_tokenizer()
+    tokenizer.eos_token = '[SEP]'
+    rows = Rows([dict(input_ids=[int(4 + (a + k * s) % 40) for k in range(n)], attention_mask=[1] * n) for a, s, n in zip(rng.integers(0, 40, 60), rng.integers(1, 3, 60), rng.integers(4, 20, 60))])
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=204, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=64, pad_token_id=0))
+    args = arguments(folder, per_device_train_batch_size=5, gradient_accumulation_steps=2, max_steps=40, learning_rate=5e-3, warmup_steps=.1, gradient_checkpointing=True, save_strategy='no', eval_strategy='epoch' if evaluate else 'no')
+    return TheirTrainer(model=model, args=args, train_dataset=Rows(rows.items[:50]), eval_dataset=Rows(rows.items[50:]) if evaluate else None, data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False))
+
+
+def test_a_language_model_script(tmp_path):
+    theirs = script_of_a_language_model(tmp_path)
+    ours = from_hf(theirs, HERE)
+    c, store = ours.config, ours.trainer.store
+    assert (c.epochs, c.effective_batch, c.physical_batch, c.warmup, c.metric, c.checkpointing) == (8, 10, 5, .1, 'loss', 'full') and store.task == 'causal'
+    first = theirs.data_collator([theirs.train_dataset[0]])['labels'][0]
+    assert store.labels[:store.lengths[0]].tolist() == [*first[1:].tolist(), IGNORED]
+    before = theirs.evaluate()['eval_loss']
+    result = ours.fit()
+    after = theirs.evaluate()['eval_loss']
+    assert result.history[-1].valid_loss < .8 * before and len(ours.left_out) == 1
+    n = [len(theirs.eval_dataset[k]['input_ids']) - 1 for k in range(10)]
+    each = []
+    for k in range(10):
+        with torch.no_grad(): each.append(theirs.model.eval()(**{k2: v for k2, v in theirs.data_collator([theirs.eval_dataset[k]]).items()}).loss.item())
+    assert -result.score == pytest.approx(np.average(each, weights=n), abs=1e-4) and after == pytest.approx(-result.score, rel=.2)
+
+
+def test_without_rows_to_evaluate_on(tmp_path):
+    ours = from_hf(script_of_a_language_model(tmp_path, evaluate=False), HERE, epochs=3)
+    losses = ours.fit()
+    assert len(losses) == 3 and losses[-1] < losses[0] and ours.left_out == []
+
+
+# --- what cannot be taken
+
+def test_what_cannot_be_trained_is_refused(tmp_path):
+    theirs = script_of_a_language_model(tmp_path)
+    theirs.data_collator = DataCollatorForLanguageModeling(word_tokenizer(), mlm=False)
+    theirs.data_collator.mlm = True
+    with pytest.raises(InputError, match='masked language modelling'): from_hf(theirs, HERE)
+    theirs = script_of_a_classifier(tmp_path)
+    theirs.train_dataset = Rows([dict(text='a b', label=0)])
+    with pytest.raises(InputError, match="row 1 has no input_ids, only 'text', 'label'; tokenise the data set first"): from_hf(theirs, HERE)
+    theirs.train_dataset = None
+    with pytest.raises(InputError, match='no train_dataset'): from_hf(theirs, HERE)
+    theirs = script_of_a_classifier(tmp_path)
+    theirs.eval_dataset = dict(a=theirs.eval_dataset, b=theirs.eval_dataset)
+    with pytest.raises(InputError, match=r'several eval_datasets \(a, b\)'): from_hf(theirs, HERE)
+
+
+@pytest.mark.parametrize('kind', ['tokens', 'multilabel'])
+def test_other_kinds_of_labels(tmp_path, kind):
+    _, rows = pairs(40)
+    config = transformers.BertConfig(vocab_size=204, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, max_position_embeddings=64, num_labels=3)
+    if kind == 'tokens':
+        model = transformers.BertForTokenClassification(config)
+        items = [dict(r, labels=[IGNORED if t < 4 else t % 3 for t in r['input_ids']]) for r in rows.items]
+    else:
+        config.problem_type = 'multi_label_classification'
+        model = transformers.BertForSequenceClassification(config)
+        items = [dict(r, labels=[float(r['labels']), 1. - r['labels'], 1.]) for r in rows.items]
+    theirs = TheirTrainer(model=model, args=arguments(tmp_path, num_train_epochs=2), train_dataset=Rows(items), eval_dataset=Rows(items[:10]))
+    ours = from_hf(theirs, HERE)
+    assert ours.trainer.store.task == kind and len(ours.fit().history) == 2
