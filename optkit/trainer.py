@@ -182,6 +182,8 @@ def make_engine(
         except (ValueError, ImportError) as exc: raise InputError(f'{type(model).__name__} has no {config.attention} attention ({str(exc).splitlines()[0][:160]}); leave attention out') from None
     model = with_adapter(model, config)
     if getattr(model, 'is_quantized', False) and not any(p.requires_grad for p in model.parameters()): raise InputError("a model loaded in 8 or 4 bits trains under an adapter only: adapter='lora'")
+    if stuck := [n for n, p in model.named_parameters() if p.requires_grad and (not p.is_floating_point() or type(p.data) is not torch.Tensor)]:
+        raise InputError(f'{stuck[0]} is quantised and cannot train; load the model with that layer left out (modules_to_not_convert, llm_int8_skip_modules)')
     precision = choose_precision(hardware, prefer=config.precision, tf32=config.tf32, weights=config.weights, fp8=config.fp8, compiled=bool(config.compile), deterministic=config.deterministic,
                                  model=model if config.fp8 or config.cudnn_benchmark else None)
     if config.cudnn_benchmark is not None: precision = replace(precision, cudnn_benchmark=Choice(config.cudnn_benchmark, 'asked for'))

@@ -82,3 +82,106 @@ def test_a_group_is_never_split():
 def test_mean_and_its_error():
     mean, error = spread([.8, .9, .85])
     assert mean == pytest.approx(.85) and error == pytest.approx(math.sqrt((.05**2 + .05**2) / 2) / math.sqrt(3)) and spread([.7]) == (.7, 0)
+
+
+# --- repeated folds, cross-validation, stopping between folds
+
+from dataclasses import replace
+
+import torch
+
+from optkit.data import example_table, tokenise, word_tokenizer
+from optkit.engine import example_model, with_labels
+from optkit.folds import cross_validate, hopeless, repeated_folds, strata_of
+from optkit.hardware import Choice, hardware_with
+from optkit.metrics import score
+from optkit.trainer import TrainConfig, Trainer, make_engine
+
+torch.set_num_threads(1)
+HERE, CONFIG = hardware_with(None), TrainConfig(epochs=4, lr=3e-3, precision='fp32', effective_batch=8)
+
+
+@pytest.fixture(scope='module')
+def store(): return tokenise(example_table(90, classes=3), word_tokenizer(), 48, progress=False)
+
+
+def engine_of(config=CONFIG): return make_engine(example_model(3), config, HERE)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 5), st.integers(1, 4), st.booleans(), st.integers(0, 5))
+def test_repeated_folds_hold_out_each_row_once_a_repeat(k, repeats, grouped, seed):
+    rng = np.random.default_rng(seed)
+    labels, rows, groups = rng.integers(0, 3, 120), np.arange(10, 110), np.arange(120) // 3 if grouped else None
+    folds = repeated_folds(rows, labels, k, repeats, seed, groups)
+    assert len(folds) == k * repeats
+    for r in range(repeats):
+        part = folds[r * k:(r + 1) * k]
+        assert sorted(np.concatenate([v for _, v in part]).tolist()) == rows.tolist()
+        for train, valid in part:
+            assert sorted([*train, *valid]) == rows.tolist() and (not grouped or not set(groups[train]) & set(groups[valid]))
+        assert all(np.array_equal(a, b) for f, g in zip(part, stratified_folds(rows, labels, k, seed + r, groups)) for a, b in zip(f, g))
+
+
+def test_strata_of_each_task(store):
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=90)
+    strata = strata_of(with_labels(store, numbers, 'regression'))
+    assert np.bincount(strata).tolist() in ([23, 22, 22, 23], [22, 23, 23, 22], [23, 22, 23, 22], [22, 23, 22, 23]) and all(numbers[strata == 0].max() <= numbers[strata == k].min() for k in (1, 2, 3))
+    sets = (rng.random((90, 3)) < .5).astype(int)
+    strata = strata_of(with_labels(store, sets, 'multilabel'))
+    assert len(set(strata)) == len({tuple(s) for s in sets}) and all((strata[a] == strata[b]) == (tuple(sets[a]) == tuple(sets[b])) for a in range(90) for b in range(0, 90, 7))
+    assert np.array_equal(strata_of(store), store.labels.numpy())
+
+
+def test_a_fold_is_a_run_of_its_own_and_pooled_scores_are_those_of_all_rows(store):
+    folds, seen = repeated_folds(np.arange(90), strata_of(store), 3, 2, groups=np.arange(90) // 3), []
+    result = cross_validate(engine_of(), store, folds, CONFIG, repeats=2, on_fold=seen.append)
+    assert list(result.folds) == seen and [(f.repeat, f.fold) for f in seen] == [(r, f) for r in range(2) for f in range(3)] and result.stopped is None
+    pooled = []
+    for r in range(2):
+        logits, labels = [], []
+        for n in range(3):
+            config = replace(CONFIG, seed=r)
+            trainer = Trainer(engine_of(config), store, config)
+            fit = trainer.fit(*folds[3 * r + n])
+            fold = result.folds[3 * r + n]
+            assert fold.score == fit.score and fold.best_epoch == fit.best_epoch and fold.metrics['macro_f1'] == fit.score
+            logits.append(trainer.engine.predict(store, folds[3 * r + n][1])); labels.append(store.labels[folds[3 * r + n][1]])
+        pooled.append(score(torch.cat(logits), torch.cat(labels)))
+    assert result.pooled == pytest.approx({k: np.mean([p[k] for p in pooled]) for k in pooled[0]}, abs=1e-6)
+    mean, sd, least, most = result.spread()['macro_f1']
+    assert mean == pytest.approx(np.mean(result.scores)) and sd == pytest.approx(np.std(result.scores, ddof=1)) and (least, most) == (min(result.scores), max(result.scores))
+    assert len(result.table()) == 6 and f'6 of 6 folds: macro_f1 {mean:.4f}' in repr(result) and result._repr_html_().count('<tr') == 7
+
+
+def test_it_stops_between_folds_and_resumes(store, tmp_path):
+    folds = repeated_folds(np.arange(90), strata_of(store), 5)
+    stopped = cross_validate(engine_of(), store, folds, CONFIG, stop=lambda scores: Choice(len(scores) == 2, 'enough'), folder=tmp_path)
+    assert len(stopped.folds) == 2 and stopped.planned == 5 and stopped.stopped.reason == 'enough' and stopped.pooled == {} and 'stopped: enough' in repr(stopped)
+    with pytest.raises(InputError, match='holds checkpoints of a run'): cross_validate(engine_of(), store, folds, CONFIG, folder=tmp_path)
+    trained = []
+    whole = cross_validate(engine_of(), store, folds, CONFIG, folder=tmp_path, resume=True, on_step=lambda done, total: trained.append(done))
+    assert whole.scores[:2] == stopped.scores and len(whole.folds) == 5 and len(trained) == 3 * 4 * 9, 'the first two are not trained again'
+    assert whole.scores == cross_validate(engine_of(), store, folds, CONFIG).scores and (tmp_path / 'folds.json').is_file()
+
+
+@pytest.mark.parametrize('scores, target, stops', [([.8], .99, False), ([.8, .8], .81, True), ([.8, .8, .8, .8, .8], .99, False), ([.7, .9], .85, False), ([.80, .81, .79], .9, True), ([.8, math.nan], .1, True)])
+def test_a_hopeless_target_is_given_up(scores, target, stops): assert hopeless(scores, 5, target).value is stops or hopeless(scores, 5, target).value == stops
+
+
+def test_the_risk_of_giving_up_is_what_it_says():
+    rng = np.random.default_rng(0)
+    reached, given_up = 0, 0
+    for _ in range(3000):
+        scores = .8 + rng.normal(0, .02) + rng.normal(0, .02, 5)
+        target = scores.mean() - 1e-9 # just reached
+        reached += 1
+        given_up += bool(hopeless(scores[:3].tolist(), 5, target).value)
+    assert .07 < given_up / reached < .13
+
+
+def test_bad_folds_are_refused(store):
+    for k, repeats, said in ((1, 1, '1 folds and 1 repeats'), (3, 0, '3 folds and 0 repeats'), (200, 1, '90 rows for 200 folds')):
+        with pytest.raises(InputError, match=said): repeated_folds(np.arange(90), strata_of(store), k, repeats)
+    with pytest.raises(InputError, match='5 folds cannot be 2 repeats'): cross_validate(engine_of(), store, repeated_folds(np.arange(90), strata_of(store), 5), CONFIG, repeats=2)

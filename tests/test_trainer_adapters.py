@@ -103,8 +103,10 @@ def test_a_model_loaded_in_8_bits_trains_under_an_adapter(store, tmp_path, packa
     example_model().save_pretrained(tmp_path / 'plain')
     if package == 'torchao':
         from torchao import quantization
-        how = transformers.TorchAoConfig(getattr(quantization, settings)())
-    else: how = transformers.BitsAndBytesConfig(load_in_4bit=True)
+        how = transformers.TorchAoConfig(getattr(quantization, settings)(), modules_to_not_convert=['classifier', 'pooler'])
+        with pytest.raises(InputError, match='is quantised and cannot train; load the model with that layer left out'):
+            make_engine(transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'plain', quantization_config=transformers.TorchAoConfig(getattr(quantization, settings)())), BASE, HERE)
+    else: how = transformers.BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=['classifier', 'pooler'])
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'plain', quantization_config=how)
     result = Trainer(make_engine(model, replace(BASE, epochs=4), HERE), store, replace(BASE, epochs=4)).fit(TRAIN, VALID)
     assert result.history[-1].train_loss < result.history[0].train_loss

@@ -38,10 +38,10 @@ def arguments(folder, **kwargs): return TrainingArguments(output_dir=str(folder)
 def script_of_a_classifier(folder, **changes):
     tokenizer, rows = pairs()
     def compute_metrics(pred): return dict(agreement=float((pred.predictions.argmax(1) == pred.label_ids).mean()))
-    args = dict(per_device_train_batch_size=4, gradient_accumulation_steps=4, per_device_eval_batch_size=16, num_train_epochs=3, learning_rate=3e-3, warmup_steps=2, lr_scheduler_type='cosine',
+    args = dict(per_device_train_batch_size=4, gradient_accumulation_steps=4, per_device_eval_batch_size=16, num_train_epochs=14, learning_rate=3e-3, warmup_steps=2, lr_scheduler_type='cosine',
                 weight_decay=.1, adam_beta2=.99, max_grad_norm=.5, label_smoothing_factor=.1, seed=3, eval_strategy='epoch', save_strategy='epoch', load_best_model_at_end=True, metric_for_best_model='agreement')
     return TheirTrainer(model=example_model(dropout=0.), args=arguments(folder, **args | changes), train_dataset=Rows(rows.items[:64]), eval_dataset=Rows(rows.items[64:]), data_collator=DataCollatorWithPadding(tokenizer),
-                        processing_class=tokenizer, compute_metrics=compute_metrics, callbacks=[EarlyStoppingCallback(early_stopping_patience=2)])
+                        processing_class=tokenizer, compute_metrics=compute_metrics, callbacks=[EarlyStoppingCallback(early_stopping_patience=9)])
 
 
 def test_a_classifier_script(tmp_path):
@@ -49,7 +49,7 @@ def test_a_classifier_script(tmp_path):
     ours = from_hf(theirs, HERE)
     c = ours.config
     assert (c.effective_batch, c.physical_batch, c.eval_batch, c.epochs, c.lr, c.schedule, c.warmup_steps, c.weight_decay, c.betas, c.max_grad_norm, c.label_smoothing, c.seed, c.patience, c.metric, c.precision) == (
-        16, 4, 16, 3, 3e-3, 'cosine', 2, .1, (.9, .99), .5, .1, 3, 2, 'custom', 'fp32')
+        16, 4, 16, 14, 3e-3, 'cosine', 2, .1, (.9, .99), .5, .1, 3, 9, 'custom', 'fp32')
     assert ours.left_out == [] and len(ours.train) == 64 and ours.valid.tolist() == [*range(64, 96)] and 'Not carried over: nothing' in repr(ours)
     result = ours.fit()
     assert isinstance(result, FitResult) and result.score > .8 and result.history[0].train_loss > result.history[-1].train_loss
