@@ -1,0 +1,167 @@
+"""A real fine-tune beside Hugging Face Trainer: MiniLM on pairs of documents, grouped folds, the same seeds.
+
+    python bench/minilm_folds.py --pack FOLDER     # copies what a machine without packages and network needs: weights in 16 bits (45 MB), vocabulary, rows
+    OPTKIT_BENCH=FOLDER python bench/minilm_folds.py --out bench/results
+    python bench/minilm_folds.py --dry --out /some/folder   # tiny, on a CPU, with what is installed here
+
+Both start from the same weights and see the same folds, learning rate, schedule, decay, clip and number of updates; each
+trains all epochs and is scored on its fold with its last weights. In each fold one trains after the other, in turns that
+alternate, so a ratio is of two runs minutes apart on one machine. Seconds are those of the training call alone: building,
+loading and scoring are not in them, for either.
+"""
+import argparse, gzip, json, os, shutil, sys, time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+
+from optkit.data import table_from, tokenise
+from optkit.engine import load_model, load_tokenizer, quiet
+from optkit.folds import repeated_folds
+from optkit.hardware import detect
+from optkit.metrics import score
+from optkit.timing import Record, median_ratio, quantiles, save_records
+from optkit.trainer import TrainConfig, Trainer, make_engine
+
+ROWS = 'hoc_pairs.jsonl.gz'
+SHARED = Path(__file__).resolve().parents[2] / 'shared' / 'data' / 'hoc_pairs' / ROWS
+
+
+def pack(folder):
+    "What the run needs, in one folder"
+    from optkit.engine import demo_model_folder
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with quiet():
+        from transformers import AutoModel
+        model = AutoModel.from_pretrained(demo_model_folder())
+        model.half().save_pretrained(folder / 'model')
+        load_tokenizer('demo').save_pretrained(folder / 'model')
+    shutil.copyfile(SHARED, folder / ROWS)
+    print(f'{folder}: {sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / 2**20:.0f} MiB')
+
+
+def found():
+    "Where weights and rows are: the folder of OPTKIT_BENCH, else what is installed here"
+    if home := os.environ.get('OPTKIT_BENCH'): return str(Path(home) / 'model'), Path(home) / ROWS
+    return 'demo', SHARED
+
+
+def read_rows(path, documents, seed=0):
+    "Rows of that many documents, drawn with a seed"
+    rows = [json.loads(line) for line in gzip.open(path, 'rt')]
+    groups = sorted({r['group'] for r in rows})
+    kept = set(np.random.default_rng(seed).permutation(groups)[:documents].tolist())
+    return [r for r in rows if r['group'] in kept]
+
+
+class Tokens(torch.utils.data.Dataset):
+    "Rows of a store as Hugging Face Trainer takes them"
+    def __init__(self, store, rows):
+        split = lambda flat: [flat[a:b].tolist() for a, b in zip(store.offsets[:-1], store.offsets[1:])]
+        ids, types = split(store.tokens), split(store.type_ids)
+        self.items = [dict(input_ids=ids[r], token_type_ids=types[r], attention_mask=[1] * len(ids[r]), labels=int(store.labels[r])) for r in rows]
+    def __len__(self): return len(self.items)
+    def __getitem__(self, n): return self.items[n]
+
+
+def theirs(model, tokenizer, store, train, valid, a, seed, half):
+    "Hugging Face Trainer with its best flags that keep the samples of a step; (logits, seconds)"
+    from transformers import DataCollatorWithPadding, Trainer as HFTrainer, TrainingArguments
+    args = TrainingArguments(output_dir=a.scratch, per_device_train_batch_size=a.batch, per_device_eval_batch_size=128, num_train_epochs=a.epochs, learning_rate=a.lr, weight_decay=.01, lr_scheduler_type='linear',
+                             warmup_steps=int(np.ceil(.06 * a.epochs * -(-len(train) // a.batch))), max_grad_norm=1., bf16=half, optim='adamw_torch_fused', seed=seed, save_strategy='no', eval_strategy='no', report_to='none',
+                             logging_strategy='no', disable_tqdm=True, dataloader_num_workers=0 if a.dry else 4, dataloader_pin_memory=not a.dry, use_cpu=not torch.cuda.is_available())
+    trainer = HFTrainer(model=model, args=args, train_dataset=Tokens(store, train), data_collator=DataCollatorWithPadding(tokenizer), processing_class=tokenizer)
+    wait()
+    start = time.perf_counter()
+    trainer.train()
+    wait()
+    seconds = time.perf_counter() - start
+    return torch.from_numpy(trainer.predict(Tokens(store, valid)).predictions).float(), seconds
+
+
+def ours(engine, store, train, valid, config):
+    "optkit; (logits, seconds)"
+    trainer = Trainer(engine, store, config)
+    wait()
+    start = time.perf_counter()
+    trainer.refit(train)
+    wait()
+    seconds = time.perf_counter() - start
+    return engine.predict(trainer.store, valid, 128).cpu(), seconds
+
+
+def wait():
+    if torch.cuda.is_available(): torch.cuda.synchronize()
+
+
+def run(a):
+    hardware, (source, path) = detect(), found()
+    tokenizer = load_tokenizer(source)
+    rows = read_rows(path, a.documents)
+    table = table_from(rows, 'premise', 'label', 'hypothesis', group='group')
+    store = tokenise(table, tokenizer, a.length, progress=False)
+    half = hardware.device == 'cuda' and hardware.gpu.capability >= (8, 0)
+    config = TrainConfig(epochs=a.epochs, lr=a.lr, effective_batch=a.batch, layout='padded', precision='bf16' if half else 'fp32', warmup=.06, eval_batch=128)
+    folds = repeated_folds(np.arange(len(store)), table.labels, a.folds, groups=table.groups)
+    engine = make_engine(load_model(source, table.classes, tokenizer), config, hardware)
+    fresh = {k: v.detach().cpu().clone() for k, v in engine.model.state_dict().items()}
+    outputs, seconds, scores, begun = dict(hf={}, optkit={}), dict(hf=[], optkit=[]), dict(hf=[], optkit=[]), time.perf_counter()
+    ours(engine, store, folds[0][0][:4 * a.batch], folds[0][1][:8], config) # kernels are chosen and loaded once
+    for seed in range(a.seeds):
+        if seed and time.perf_counter() - begun > a.budget * seed / (seed + 1): print(f'no time for seed {seed}'); break
+        for n, (train, valid) in enumerate(folds):
+            for name in (('hf', 'optkit'), ('optkit', 'hf'))[(seed + n) % 2]:
+                if name == 'hf':
+                    model = load_model(source, table.classes, tokenizer)
+                    model.load_state_dict(fresh)
+                    logits, took = theirs(model, tokenizer, store, train, valid, a, seed, half)
+                else: logits, took = ours(engine, store, train, valid, TrainConfig(**json.loads(config.to_json()) | dict(seed=seed)))
+                seconds[name].append(took); outputs[name].setdefault(seed, []).append((logits, store.labels[valid]))
+                scores[name].append(metrics(logits, store.labels[valid]))
+                print(f'seed {seed} fold {n} {name:6} {took:6.1f} s, {a.epochs * len(train) / took:6.0f} rows/s, F1 {scores[name][-1]["pair_f1"]:.4f}, AUROC {scores[name][-1]["auroc"]:.4f}', flush=True)
+    save(a, hardware, store, folds, seconds, scores, outputs)
+
+
+def metrics(logits, labels):
+    from sklearn.metrics import f1_score
+    return score(logits, labels, custom=lambda values, truth: f1_score(truth, values.argmax(1))) | dict(pair_f1=float(f1_score(labels, logits.argmax(1))))
+
+
+def save(a, hardware, store, folds, seconds, scores, outputs):
+    "A record for each, with its scores by fold and pooled"
+    runs = len(seconds['optkit'])
+    rows_of = np.array([a.epochs * len(folds[n % len(folds)][0]) for n in range(runs)])
+    tokens_of = np.array([a.epochs * int(store.lengths[folds[n % len(folds)][0]].sum()) for n in range(runs)])
+    records, tables = [], {}
+    for name in ('hf', 'optkit'):
+        took = np.array(seconds[name])
+        ratio = median_ratio(np.array(seconds['hf']) / took)
+        pooled = [metrics(torch.cat([l for l, _ in outputs[name][s]]), torch.cat([y for _, y in outputs[name][s]])) for s in outputs[name]]
+        tables[name] = dict(folds=scores[name], pooled=pooled)
+        f1 = np.array([p['pair_f1'] for p in pooled])
+        records.append(Record(name, 'hf', ratio=vars(ratio) if name != 'hf' else dict(p50=1., low=1., high=1.), samples_per_s=quantiles(rows_of / took), tokens_per_s=quantiles(tokens_of / took), seconds=quantiles(took),
+                              loss=dict(value=float(np.mean([s['loss'] for s in scores[name]])), pair_f1=float(f1.mean()), pair_f1_spread=float(f1.std(ddof=1)) if len(f1) > 1 else None), repeats=runs, confidence=.99,
+                              label='exact' if name == 'hf' else 'rounding', stopped=f'{len(pooled)} seeds of {a.seeds}, {len(folds)} folds each'))
+    card = f'{hardware.card}-dry' if a.dry else hardware.card
+    path = Path(a.out) / f'minilm-folds-{card}.json'
+    command = 'python bench/minilm_folds.py' + ''.join(f' --{k} {getattr(a, k)}' for k in ('documents', 'length', 'epochs', 'batch', 'lr', 'folds', 'seeds')) + (' --dry' if a.dry else '')
+    save_records(path, records, hardware, command, workload='MiniLM (22.7M) on hoc_pairs, grouped folds', rows_total=len(store), scores=tables)
+    difference = [o['pair_f1'] - h['pair_f1'] for o, h in zip(tables['optkit']['pooled'], tables['hf']['pooled'])]
+    print(f'{path}: {records[1].ratio["p50"]:.2f} times [{records[1].ratio["low"]:.2f}, {records[1].ratio["high"]:.2f}]; pooled F1 {records[1].loss["pair_f1"]:.4f} against {records[0].loss["pair_f1"]:.4f}, differences {[round(d, 4) for d in difference]}')
+
+
+def parse(argv=None):
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, value in dict(documents=600, length=256, epochs=2, batch=32, lr=1e-4, folds=5, seeds=3, budget=400.).items(): p.add_argument(f'--{name}', type=type(value), default=value)
+    p.add_argument('--out', default='bench/results'); p.add_argument('--scratch', default='/tmp/minilm-folds'); p.add_argument('--pack'); p.add_argument('--dry', action='store_true')
+    a = p.parse_args(argv)
+    if a.dry: a.documents, a.length, a.epochs, a.folds, a.seeds, a.batch = 12, 48, 1, 3, 2, 16
+    return a
+
+
+if __name__ == '__main__':
+    a = parse()
+    pack(a.pack) if a.pack else run(a)
