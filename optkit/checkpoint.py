@@ -91,6 +91,7 @@ def mend(
             else: os.replace(old, place)
         for part in home.glob('.part-*'): shutil.rmtree(part, ignore_errors=True)
 
+# %% ../nbs/02d_checkpoint.ipynb #14b73716
 def save_model(
     model, # of transformers or peft
     folder: str | Path, # of the model; what stands there is replaced

@@ -309,6 +309,7 @@ def set(self: Engine,
     if max_grad_norm is not None: self.max_grad_norm = max_grad_norm
     if class_weights is not None: self.class_weights = torch.tensor(class_weights, dtype=torch.float32, device=self.device) if len(class_weights) else None
 
+# %% ../nbs/02b_engine.ipynb #16889649
 @patch
 def set_lr(self: Engine, lr: float):
     "Learning rate of the next step"
@@ -406,6 +407,7 @@ def _backward(self: Engine, store, micro, weight):
         total += loss.detach()
     return total
 
+# %% ../nbs/02b_engine.ipynb #0c63e63d
 @patch
 def _update(self: Engine):
     if self.scaler: self.scaler.unscale_(self.optimizer)
@@ -660,6 +662,7 @@ def predict(self: Engine,
     back = np.concatenate([np.arange(s, s + n) for s, n in zip(starts[np.argsort(order, kind='stable')], counts)])
     return torch.cat(out)[torch.as_tensor(back, device=out[0].device)]
 
+# %% ../nbs/02b_engine.ipynb #e71646f7
 @patch
 def answers(self: Engine, store: TokenStore, rows: np.ndarray) -> torch.Tensor: # labels of what `predict` gives, on the store's device
     "Labels of rows, or of their tokens that have a target"
@@ -723,6 +726,7 @@ def state(self: Engine,
     if best and self.best is not None: found |= {f'best.{k}': v for k, v in self.best.items()}
     return found | ({} if self.scaler is None else {f'scaler.{k}': torch.tensor(float(v), dtype=torch.float64) for k, v in self.scaler.state_dict().items()})
 
+# %% ../nbs/02b_engine.ipynb #5fab611d
 @patch
 @torch.no_grad()
 def load_state(self: Engine,

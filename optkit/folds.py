@@ -162,6 +162,7 @@ class FoldScore:
     rows: int # evaluated
     seconds: float
 
+# %% ../nbs/03a_folds.ipynb #0a8485e1
 @dataclass(frozen=True)
 class FoldsResult:
     "A cross-validation"

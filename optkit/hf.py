@@ -142,6 +142,7 @@ def store_of(
     return TokenStore(flat([r[0] for r in rows], np.int32), torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])), labels, types, lengths,
                       tuple(map(str, names.values())) if task not in ('regression', 'causal') else (), int(lengths.max()), pad_id, lengths, task, targets)
 
+# %% ../nbs/02f_hf.ipynb #b1e24a47
 def rows_of(
     trainer # of transformers, configured
 ) -> tuple[TokenStore, np.ndarray, np.ndarray | None]: # rows of both data sets; numbers to train on, and to evaluate on (None: no data set)

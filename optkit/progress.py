@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 
 import torch
+from fastcore.basics import patch
 
 from .data import InputError
 from .hardware import size
@@ -63,6 +64,7 @@ class Progress:
 # %% ../nbs/02e_progress.ipynb #c3e9206a
 _RATES = ('sequences_per_s', 'updates_per_s', 'micro_batches_per_s', 'tokens_per_s', 'mfu')
 
+# %% ../nbs/02e_progress.ipynb #87fd6768
 class Meter:
     "Counts what steps did, and makes a `Progress` of it"
     def __init__(self,
@@ -86,29 +88,32 @@ class Meter:
         "One more step"
         self.rows += rows; self.micro += micro; self.tokens += tokens; self.flops += flops; self.steps += 1
 
-    def _rates(self, took):
-        found = [n / took for n in (self.rows, self.steps, self.micro, self.tokens)]
-        return dict(zip(_RATES, [*found, mfu(self.flops, took, self.peak) if self.peak and self.flops else None]))
-
     def pause(self, seconds): self.since += seconds # of an evaluation or a save: not part of the rates
 
-    def read(self,
-        step: int, epoch: int, # optimizer steps done; the epoch, from 1
-        loss: float | None = None, state: str = 'running'
-    ) -> Progress:
-        "The rates since the reading before"
-        now = self.clock()
-        took = max(now - self.since, 1e-9)
-        if self.first is None: self.first = step - self.steps
-        per_step = (now - self.begun) / max(1, step - self.first)
-        rates = self._rates(took) if self.steps else {n: getattr(self.last, n, None) for n in _RATES}
-        self.last = Progress(state, step, self.total, epoch, self.epochs, loss if loss is not None else getattr(self.last, 'loss', None), self.metric, self.score, **rates,
-                             memory_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == 'cuda' else None, seconds=now - self.begun,
-                             seconds_left=per_step * max(0, self.total - step) if state == 'running' else 0., note=self.note)
-        self.since = now
-        self._clear()
-        if self.path is not None: write_progress(self.path, self.last)
-        return self.last
+# %% ../nbs/02e_progress.ipynb #cb1a4fa8
+@patch
+def _rates(self: Meter, took):
+    found = [n / took for n in (self.rows, self.steps, self.micro, self.tokens)]
+    return dict(zip(_RATES, [*found, mfu(self.flops, took, self.peak) if self.peak and self.flops else None]))
+
+@patch
+def read(self: Meter,
+    step: int, epoch: int, # optimizer steps done; the epoch, from 1
+    loss: float | None = None, state: str = 'running'
+) -> Progress:
+    "The rates since the reading before"
+    now = self.clock()
+    took = max(now - self.since, 1e-9)
+    if self.first is None: self.first = step - self.steps
+    per_step = (now - self.begun) / max(1, step - self.first)
+    rates = self._rates(took) if self.steps else {n: getattr(self.last, n, None) for n in _RATES}
+    self.last = Progress(state, step, self.total, epoch, self.epochs, loss if loss is not None else getattr(self.last, 'loss', None), self.metric, self.score, **rates,
+                         memory_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == 'cuda' else None, seconds=now - self.begun,
+                         seconds_left=per_step * max(0, self.total - step) if state == 'running' else 0., note=self.note)
+    self.since = now
+    self._clear()
+    if self.path is not None: write_progress(self.path, self.last)
+    return self.last
 
 # %% ../nbs/02e_progress.ipynb #2671732b
 def write_progress(path: str | Path, progress: Progress):
