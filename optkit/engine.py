@@ -199,6 +199,10 @@ def set_checkpointing(
     except (ValueError, AttributeError, TypeError) as exc: raise InputError(f'{type(model).__name__} has no gradient checkpointing ({_line(exc)}); take off') from None
 
 # %% ../nbs/02b_engine.ipynb #d45a5667
+def _votes(ranks):
+    "A group for what ranks say from the host: NCCL takes only what is on a GPU"
+    return torch.distributed.new_group(backend='gloo') if ranks is not None and torch.distributed.get_backend(ranks) == 'nccl' else ranks
+
 def _quantised(model): return getattr(model, 'is_quantized', False) or getattr(model, 'hf_quantizer', None) is not None
 
 class Engine:
@@ -215,13 +219,13 @@ class Engine:
         checkpointing: str = 'off', # one of `CHECKPOINTING`
         ema: float | None = None, # decay of a moving average of the weights, which is what is evaluated and kept; None: none
         ranks=None, # process group of torch.distributed whose ranks share each step; each has an engine
-        votes=None # process group for what ranks tell each other from the host, such as gloo beside NCCL; None: `ranks`
+        votes=None # process group for what ranks tell each other from the host; None: `ranks`, or gloo beside NCCL
     ):
         quantised = _quantised(model)
         self.model = model if quantised else precision.prepare(model.to(precision.device))
         self.precision, self.device = precision, torch.device(precision.device)
         self.zero_grad_none, self.max_grad_norm, self.label_smoothing, self.class_weights = zero_grad_none, max_grad_norm, label_smoothing, None
-        self.ranks, self.votes, self.used = ranks, votes or ranks, None
+        self.ranks, self.votes, self.used = ranks, votes or _votes(ranks), None
         set_checkpointing(self.model, checkpointing)
         self.forward = torch.compile(self.model, mode=None if compile == 'default' else compile) if compile else self.model
         self.kind, self.optimizer = optimizer, make_optimizer(self.model, optimizer, fused, self.device.type)
