@@ -7,7 +7,7 @@ __all__ = ['DEMO_MODEL', 'DEMO_SHA256', 'OPTIMIZERS', 'CHECKPOINTING', 'check_we
            'quiet', 'load_tokenizer', 'load_model', 'model_length', 'example_model', 'choose_8bit', 'make_optimizer',
            'choose_checkpointing', 'set_checkpointing', 'Engine', 'with_labels', 'step_weight', 'Packing',
            'packing_problem', 'packing', 'StepProbe', 'EvaluationProbe', 'PackProbe', 'plan_batch', 'plan_table',
-           'plan_tokens', 'plan_evaluation', 'training_flops']
+           'plan_tokens', 'plan_evaluation', 'plan_checkpointing', 'training_flops']
 
 # %% ../nbs/02b_engine.ipynb #1858e8ed
 import hashlib, importlib.util, inspect, os, weakref
@@ -854,6 +854,26 @@ def plan_evaluation(
     "Find the rows that can be predicted at once, forward only, and leave the engine as it was"
     probe, room = EvaluationProbe(engine, store), _room(engine, headroom, limit, 4096, 64)
     with engine.preserved(): return find_batch_size(probe, start=min(64, room['limit']), longest=probe.longest, **room)
+
+# %% ../nbs/02b_engine.ipynb #12a6a33b
+def plan_checkpointing(
+    engine: Engine,
+    store: TokenStore, # on the engine's device
+    effective: int, # rows of an optimizer step
+    enough: int = 8, # see `choose_checkpointing`
+    **kwargs # of `plan_batch`
+) -> tuple[Choice, BatchPlan]: # the mode, which the engine then has; its physical batch
+    "Find the cheapest mode of gradient checkpointing that lets enough rows through. Raises `MemoryError` where none lets one through."
+    fits, plans = {}, {}
+    for mode in CHECKPOINTING:
+        set_checkpointing(engine.model, mode)
+        try: plans[mode] = plan_batch(engine, store, effective, **kwargs)
+        except MemoryError: fits[mode] = 0; continue
+        fits[mode] = max(p.batch for p in plans[mode].tried if p.fits)
+        if fits[mode] >= min(enough, effective): break
+    choice = choose_checkpointing(fits, effective, enough)
+    set_checkpointing(engine.model, choice.value)
+    return choice, plans[choice.value]
 
 # %% ../nbs/02b_engine.ipynb #a36a6833
 def training_flops(

@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 
 from .batch_finder import is_out_of_memory, planned_updates
 from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
-from .data import LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
+from .data import IGNORED, LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
 from .engine import CHECKPOINTING, OPTIMIZERS, Engine, training_flops, with_labels
 from .hardware import Choice
 from .hf import left_out, rows_of, settings_of, store_of
@@ -193,8 +193,10 @@ def make_engine(
     precision = choose_precision(hardware, prefer=config.precision, tf32=config.tf32, weights=config.weights, fp8=config.fp8, compiled=bool(config.compile), deterministic=config.deterministic,
                                  model=model if config.fp8 or config.cudnn_benchmark else None)
     if config.cudnn_benchmark is not None: precision = replace(precision, cudnn_benchmark=Choice(config.cudnn_benchmark, 'asked for'))
-    return Engine(model, precision, fused=config.fused, compile=config.compile, zero_grad_none=config.zero_grad_none, max_grad_norm=config.max_grad_norm,
+    engine = Engine(model, precision, fused=config.fused, compile=config.compile, zero_grad_none=config.zero_grad_none, max_grad_norm=config.max_grad_norm,
                   label_smoothing=config.label_smoothing, optimizer=config.optimizer, checkpointing=config.checkpointing, ema=config.ema, **kwargs)
+    engine.peak = (hardware.gpu.peak or {}).get(precision.compute.value) if hardware.gpu and hardware.device == 'cuda' else None # FLOP/s, for MFU
+    return engine
 
 # %% ../nbs/03_trainer.ipynb #a48e0175
 def check_run(
@@ -218,7 +220,9 @@ def _check_head(model, store):
     head = int(model.config.vocab_size if store.task == 'causal' else model.config.num_labels)
     if store.task == 'regression': found = store.labels.shape[1] if store.labels.ndim > 1 else 1
     elif store.task == 'multilabel': found = store.labels.shape[1]
-    else: found = int(store.labels.max().item()) + 1
+    else:
+        found, real = int(store.labels.max().item()) + 1, store.labels[store.labels != IGNORED] if store.targets is not None else store.labels
+        if (least := int(real.min().item())) < 0: raise InputError(f'the labels hold {least}, expected class numbers from 0 on' + (f' (or {IGNORED} for a token without one)' if store.targets is not None else ''))
     if found > head or store.task in ('regression', 'multilabel') and found != head:
         raise InputError(f'the labels need {found} outputs, but the head of {type(model).__name__} has {head}; load the model with num_labels={found}')
     largest, known = int(store.tokens.max().item()), int(model.get_input_embeddings().weight.shape[0])
@@ -385,10 +389,10 @@ class Trainer:
         on_end: Callable[[FitResult], None] | None = None, # called with the result of `fit`
         folder: str | Path | None = None, # of the run: checkpoints, progress, configuration; None: nothing is written
         custom: Callable[[np.ndarray, np.ndarray], float] | None = None, # a metric of one's own, see `metrics.score`
-        peak: float | None = None, # FLOP/s of the card, for MFU; None: n/a
+        peak: float | None = None, # FLOP/s of the card, for MFU; None: what `make_engine` knows, else n/a
         tokenizer=None # saved with the model
     ):
-        self.engine, self.config, self.progress, self.custom, self.peak, self.tokenizer = engine, config, progress, custom, peak, tokenizer
+        self.engine, self.config, self.progress, self.custom, self.peak, self.tokenizer = engine, config, progress, custom, peak or getattr(engine, 'peak', None), tokenizer
         self.on_step, self.on_epoch, self.on_end, self.folder = on_step, on_epoch, on_end, None if folder is None else Path(folder)
         self.store, self.placed = place(store, str(engine.device))
         self.loader, self.rates, self.total, self.stopping, self.pending = None, {}, 0, False, []
@@ -454,6 +458,7 @@ def _smaller(self: Trainer, rows, why):
     choice = smaller_pieces(physical, budget, int(s.lengths[self.train].max()), why)
     self.decide('physical batch' if budget is None else 'tokens of a pack', choice)
     p.physical, p.max_tokens = choice.value
+    self.engine.__dict__.setdefault('fits', {})[c.layout, s.max_length] = choice.value # the next fold or trial begins with it
     share = rank_share(rows, s.lengths, c.layout, self.rank, self.ranks)
     return Step(micro_batches(share, s.lengths, p.physical, c.layout, s.max_length, p.max_tokens), rows)
 
@@ -566,6 +571,8 @@ def _begin(self: Trainer, train, valid, resume):
     check_run(self.engine, self.store, c, train, valid, self.custom)
     self.per_epoch = planned_updates(len(train), c.effective_batch, 1)
     self.position = Position(c.epochs * self.per_epoch, physical=c.physical_batch or 0, max_tokens=c.max_tokens, eval_batch=c.eval_batch, watch=SpikeWatch(c.spike))
+    rows, tokens = self.engine.__dict__.get('fits', {}).get((c.layout, self.store.max_length), (0, None)) if c.shrink else (0, None)
+    if rows and rows < (c.physical_batch or c.effective_batch) or tokens and tokens < (c.max_tokens or math.inf): self.position.physical, self.position.max_tokens = rows, tokens
     saved = self._found(train, valid, resume)
     try: one, two = (training_flops(self.engine.model, np.array([n])) for n in (1, 2)); flops = [2 * one - two / 2, two / 2 - one]
     except AttributeError: pass # a configuration that does not say its layers

@@ -249,6 +249,8 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_written(store,
 def test_labels_and_tokens_outside_the_model_are_refused(store, tmp_path):
     with pytest.raises(InputError, match='the labels need 3 outputs, but the head of BertForSequenceClassification has 2; load the model with num_labels=3'):
         trainer_of(replace(store, labels=store.labels + 1), tmp_path / 'run').fit(TRAIN, VALID)
+    with pytest.raises(InputError, match='the labels hold -1, expected class numbers from 0 on'):
+        trainer_of(replace(store, labels=store.labels - 1), tmp_path / 'run').fit(TRAIN, VALID)
     with pytest.raises(InputError, match='holds the token 500, but BertForSequenceClassification knows 204'):
         tokens = store.tokens.clone(); tokens[3] = 500
         trainer_of(replace(store, tokens=tokens), tmp_path / 'run').fit(TRAIN, VALID)

@@ -104,6 +104,33 @@ def test_an_evaluation_that_does_not_fit_takes_fewer_rows(store, monkeypatch):
     assert [d['what'] for d in trainer.position.decisions] == ['rows at once in evaluation'] * 3
 
 
+def test_the_next_run_on_the_engine_begins_with_what_fitted(store, monkeypatch):
+    seen, trainer = limited(monkeypatch, 200), trainer_of(store)
+    first = trainer.fit(TRAIN, VALID)
+    failed = seen['failed']
+    again = Trainer(trainer.engine, trainer.store, BASE).fit(TRAIN, VALID)
+    assert failed and seen['failed'] == failed and not again.decisions and [e.train_loss for e in again.history] == pytest.approx([e.train_loss for e in first.history], abs=1e-5)
+
+
+def test_gradient_checkpointing_is_planned_from_the_cheapest_mode_on(store, monkeypatch):
+    from optkit.engine import plan_checkpointing
+    room = dict(off=2, selective=5, full=40)
+    real, mode = engine_module._loss, {}
+    switch = engine_module.set_checkpointing
+    monkeypatch.setattr(engine_module, 'set_checkpointing', lambda model, m: (mode.update(now=m), switch(model, m))[1])
+    def loss(engine, s, micro, weight):
+        if len(micro.rows) > room[mode['now']]: raise torch.OutOfMemoryError('CUDA out of memory.')
+        return real(engine, s, micro, weight)
+    engine = make_engine(example_model(), BASE, HERE)
+    monkeypatch.setattr(engine_module, '_loss', loss)
+    choice, plan = plan_checkpointing(engine, store, 16)
+    assert choice.value == 'full' and plan.physical == 16 and 'without it 2' in choice.reason and any(getattr(m, 'gradient_checkpointing', False) for m in engine.model.modules())
+    choice, plan = plan_checkpointing(engine, store, 16, enough=4)
+    assert choice.value == 'selective' and plan.physical <= 5
+    room.update(off=0, selective=0, full=0)
+    with pytest.raises(MemoryError, match='not even one row fits'): plan_checkpointing(engine, store, 16)
+
+
 # --- several ranks
 
 FAILURES = (None, 'memory', 'error')
