@@ -9,7 +9,7 @@ trains all epochs and is scored on its fold with its last weights. In each fold 
 alternate, so a ratio is of two runs minutes apart on one machine. Seconds are those of the training call alone: building,
 loading and scoring are not in them, for either.
 """
-import argparse, gzip, json, os, shutil, sys, time
+import argparse, gzip, json, os, shutil, sys, tempfile, time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -70,7 +70,7 @@ class Tokens(torch.utils.data.Dataset):
 def theirs(model, tokenizer, store, train, valid, a, seed, half):
     "Hugging Face Trainer with its best flags that keep the samples of a step; (logits, seconds)"
     from transformers import DataCollatorWithPadding, Trainer as HFTrainer, TrainingArguments
-    args = TrainingArguments(output_dir=a.scratch, per_device_train_batch_size=a.batch, per_device_eval_batch_size=128, num_train_epochs=a.epochs, learning_rate=a.lr, weight_decay=.01, lr_scheduler_type='linear',
+    args = TrainingArguments(output_dir=tempfile.gettempdir(), per_device_train_batch_size=a.batch, per_device_eval_batch_size=128, num_train_epochs=a.epochs, learning_rate=a.lr, weight_decay=.01, lr_scheduler_type='linear',
                              warmup_steps=int(np.ceil(.06 * a.epochs * -(-len(train) // a.batch))), max_grad_norm=1., bf16=half, optim='adamw_torch_fused', seed=seed, save_strategy='no', eval_strategy='no', report_to='none',
                              logging_strategy='no', disable_tqdm=True, dataloader_num_workers=0 if a.dry else 4, dataloader_pin_memory=not a.dry, use_cpu=not torch.cuda.is_available())
     trainer = HFTrainer(model=model, args=args, train_dataset=Tokens(store, train), data_collator=DataCollatorWithPadding(tokenizer), processing_class=tokenizer)
@@ -156,7 +156,7 @@ def save(a, hardware, store, folds, seconds, scores, outputs):
 def parse(argv=None):
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, value in dict(documents=600, length=256, epochs=2, batch=32, lr=1e-4, folds=5, seeds=3, budget=400.).items(): p.add_argument(f'--{name}', type=type(value), default=value)
-    p.add_argument('--out', default='bench/results'); p.add_argument('--scratch', default='/tmp/minilm-folds'); p.add_argument('--pack'); p.add_argument('--dry', action='store_true')
+    p.add_argument('--out', default='bench/results'); p.add_argument('--pack'); p.add_argument('--dry', action='store_true')
     a = p.parse_args(argv)
     if a.dry: a.documents, a.length, a.epochs, a.folds, a.seeds, a.batch = 12, 48, 1, 3, 2, 16
     return a
