@@ -1,0 +1,307 @@
+"The fast engine against the plain one: shapes, places, families of models, tasks, values, resets"
+import gc, itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+from hypothesis import given, settings, strategies as st
+
+from optkit.data import Table, steps, tokenise, word_tokenizer
+from optkit.engine import Engine, example_model, with_labels
+from optkit.fast import Costs, FastEngine, FlatAdamW, PlacedPacking, Shape, choose_shapes, cut, fast_problem, fill, length_ladder, padded_shapes
+from optkit.hardware import hardware_with
+from optkit.precision import choose_precision
+
+torch.set_num_threads(1)
+FP32 = choose_precision(hardware_with(None), prefer='fp32')
+BF16 = choose_precision(hardware_with(None), prefer='bf16')
+
+
+def made_up(rows=37, seed=0, longest=60):
+    rng = np.random.default_rng(seed)
+    kind = rng.integers(2, size=rows)
+    texts = [' '.join(f'w{rng.integers(75) + 75 * k}' for _ in range(n)) for k, n in zip(kind, np.clip(rng.lognormal(2.3, .7, rows), 1, longest).astype(int))]
+    return tokenise(Table(texts, None, kind, ('a', 'b'), 'made up'), word_tokenizer(), 64, progress=False)
+
+
+STORE = made_up()
+
+
+def losses(engine, store=STORE, effective=8, epochs=1, lr=3e-3, layout='sorted', physical=4, **values):
+    engine.reset(lr=lr, **values)
+    return [engine.step(store, micro).item() for e in range(epochs) for micro in steps(store, np.arange(len(store)), effective, 1, e, layout, physical)]
+
+
+def same_weights(a, b, rtol=2e-3, atol=2e-4):
+    for (n, p), (_, q) in zip(a.named_parameters(), b.named_parameters()): torch.testing.assert_close(p, q, rtol=rtol, atol=atol, msg=lambda m: f'{n}: {m}')
+
+
+# shapes
+
+@given(lengths=st.lists(st.integers(1, 512), min_size=1, max_size=80), slots=st.lists(st.tuples(st.integers(1, 6), st.sampled_from([32, 64, 128, 256])), max_size=4, unique_by=lambda s: s[1]), tokens=st.integers(512, 4000))
+def test_cut_puts_each_row_into_one_place_that_holds_it(lengths, slots, tokens):
+    shapes = (Shape(((1, 512), *sorted(slots, key=lambda s: -s[1])), tokens), Shape(((2, 512),), 1024))
+    lengths, seen = np.array(lengths), []
+    for shape, placed in cut(shapes, lengths):
+        assert len(placed) == len(shape.slots)
+        for (n, l), rows in zip(shape.slots, placed):
+            assert len(rows) <= n and all(lengths[r] <= l for r in rows)
+        assert sum(lengths[r] for part in placed for r in part) <= shape.tokens
+        seen += [r for part in placed for r in part]
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+@given(seed=st.integers(0, 1000), rows=st.sampled_from([1, 2, 8, 32, 64]), sigma=st.sampled_from([0., .3, .9]), most=st.integers(1, 5))
+@settings(deadline=None, max_examples=25)
+def test_chosen_shapes_hold_every_step(seed, rows, sigma, most):
+    lengths = np.clip(np.random.default_rng(seed).lognormal(4, sigma, 300), 3, 512).astype(int)
+    shapes = choose_shapes(lengths, rows, most).value
+    assert len(shapes) <= most
+    for draw in range(5):
+        drawn = np.random.default_rng(draw).choice(lengths, rows)
+        assert sorted(r for _, placed in cut(shapes, drawn) for part in placed for r in part) == list(range(rows))
+    assert cut(shapes, np.full(rows, lengths.max()))  # even where all are the longest
+
+
+def test_shapes_waste_little_on_the_benchmark_lengths():
+    lengths = np.clip(np.random.default_rng(0).lognormal(np.log(110), .7, 4096), 16, 512).astype(int)
+    shapes = choose_shapes(lengths, 32).value
+    cuts = [cut(shapes, np.random.default_rng(s).choice(lengths, 32)) for s in range(1000, 1100)]  # steps that were not drawn for the choice
+    real = sum(np.random.default_rng(s).choice(lengths, 32).sum() for s in range(1000, 1100))
+    used = [s for c in cuts for s, _ in c]
+    assert sum(s.outside for s in used) / real < 1.2 and sum(s.padded for s in used) / real < 1.7 and len(used) < 125
+
+
+def test_more_shapes_must_earn_their_building():
+    assert len(choose_shapes(np.full(100, 64), 8).value) == 1
+
+
+# families: rows in places where the attention is known, padded rows elsewhere
+
+def small(**extra): return dict(vocab_size=204, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=160, num_labels=2, pad_token_id=0) | extra
+CALM = dict(hidden_dropout_prob=0., attention_probs_dropout_prob=0.)
+DEBERTA = CALM | dict(type_vocab_size=0, relative_attention=True, position_buckets=16, norm_rel_ebd='layer_norm', share_att_key=True, pos_att_type=['p2c', 'c2p'], position_biased_input=False, max_relative_positions=-1)
+PLACED = {'bert': (tf.BertForSequenceClassification, tf.BertConfig, CALM), 'bert eager': (tf.BertForSequenceClassification, tf.BertConfig, CALM | dict(attn_implementation='eager')),
+          'roberta': (tf.RobertaForSequenceClassification, tf.RobertaConfig, CALM), 'electra': (tf.ElectraForSequenceClassification, tf.ElectraConfig, CALM | dict(embedding_size=32)),
+          'deberta': (tf.DebertaV2ForSequenceClassification, tf.DebertaV2Config, DEBERTA),
+          'deberta, own keys': (tf.DebertaV2ForSequenceClassification, tf.DebertaV2Config, DEBERTA | dict(share_att_key=False, position_biased_input=True, type_vocab_size=2)),
+          'deberta, wide table': (tf.DebertaV2ForSequenceClassification, tf.DebertaV2Config, DEBERTA | dict(position_buckets=64))}
+ROWS = {'distilbert': (tf.DistilBertForSequenceClassification, tf.DistilBertConfig, dict(dim=32, n_layers=2, n_heads=2, hidden_dim=64, dropout=0., attention_dropout=0., seq_classif_dropout=0.)),
+        'gpt2': (tf.GPT2ForSequenceClassification, tf.GPT2Config, dict(n_embd=32, n_layer=2, n_head=2, n_positions=160, resid_pdrop=0., attn_pdrop=0., embd_pdrop=0.)),
+        'llama': (tf.LlamaForSequenceClassification, tf.LlamaConfig, dict(num_key_value_heads=1)), 'qwen3': (tf.Qwen3ForSequenceClassification, tf.Qwen3Config, dict(num_key_value_heads=1, head_dim=16)),
+        'deberta with a convolution': (tf.DebertaV2ForSequenceClassification, tf.DebertaV2Config, DEBERTA | dict(conv_kernel_size=3)),
+        'modernbert': (tf.ModernBertForSequenceClassification, tf.ModernBertConfig, dict(global_attn_every_n_layers=2, local_attention=16, attention_dropout=0., classifier_dropout=0., reference_compile=False))}
+
+
+def model_of(name, seed=0):
+    cls, config, extra = (PLACED | ROWS)[name]
+    extra = dict(extra)
+    how = extra.pop('attn_implementation', None)
+    torch.manual_seed(seed)
+    made = config(**small(**extra))
+    if how: made._attn_implementation = how
+    model = cls(made)
+    with torch.no_grad():
+        for p in model.parameters(): p.add_(.05 * torch.randn_like(p))  # no bias is 0, no norm is 1
+    return model
+
+
+@pytest.mark.parametrize('name', [*PLACED, *ROWS])
+def test_steps_equal_those_of_the_plain_engine(name):
+    plain, fast = Engine(model_of(name), FP32), FastEngine(model_of(name), FP32, at_once=8)
+    a, b = losses(plain, lr=1e-3), losses(fast, lr=1e-3)
+    assert not fast.reason
+    assert isinstance(fast.call_for(STORE), PlacedPacking) == (name in PLACED), fast.notes
+    np.testing.assert_allclose(a, b, rtol=2e-5)
+    same_weights(plain.model, fast.model)
+
+
+def test_places_that_are_wrong_are_seen():
+    "The trial that decides about places notices attention that looks at its neighbours"
+    engine = FastEngine(model_of('bert'), FP32)
+    right = PlacedPacking.set_places
+    try:
+        PlacedPacking.set_places = lambda self, shape, inputs: (right(self, shape, inputs), setattr(self.places, 'masks', [torch.ones_like(m) for m in self.places.masks]))
+        engine.call_for(STORE)
+    finally: PlacedPacking.set_places = right
+    assert engine.call_for(STORE) is engine.model and 'differ' in engine.notes[0]
+
+
+def test_a_short_place_uses_only_its_part_of_the_position_table():
+    engine = FastEngine(model_of('deberta, wide table'), FP32)
+    losses(engine)
+    call = engine.call_for(STORE)
+    assert {r for r in call.modules[0].copies} > {48} or min(call.modules[0].copies) < 64
+    assert set(call.model.state_dict()) == set(model_of('deberta, wide table').state_dict())  # copies are no weights of their own
+
+
+def test_the_model_is_as_it_was_between_steps():
+    engine = FastEngine(model_of('deberta'), FP32, layers=False)
+    classes = [type(m) for m in engine.model.modules()]
+    losses(engine)
+    assert [type(m) for m in engine.model.modules()] == classes and not any('forward' in m.__dict__ for m in engine.model.modules())
+    assert torch.is_autocast_cache_enabled()
+
+
+# tasks
+
+def test_tasks():
+    rng = np.random.default_rng(0)
+    for task, labels, kind in (('regression', rng.normal(size=len(STORE)).astype(np.float32), dict(num_labels=1, problem_type='regression')),
+                               ('multilabel', rng.integers(2, size=(len(STORE), 3)), dict(num_labels=3, problem_type='multi_label_classification'))):
+        store = with_labels(STORE, labels, task)
+        make = lambda: (torch.manual_seed(0), tf.BertForSequenceClassification(tf.BertConfig(**small(**CALM) | kind)))[1]
+        plain, fast = Engine(make(), FP32), FastEngine(make(), FP32, at_once=8)
+        np.testing.assert_allclose(losses(plain, store), losses(fast, store), rtol=2e-5)
+        same_weights(plain.model, fast.model)
+
+
+def test_causal_targets():
+    flat = STORE.tokens.numpy()
+    ends = STORE.offsets.numpy()
+    labels = np.full(len(flat), -100)
+    for i, j in zip(ends, ends[1:]): labels[i:j - 1] = flat[i + 1:j]
+    targets = np.add.reduceat((labels != -100).astype(np.int64), ends[:-1])
+    store = replace(STORE, labels=torch.from_numpy(labels.astype(np.int32)), task='causal', targets=targets, classes=())
+    make = lambda: (torch.manual_seed(0), tf.LlamaForCausalLM(tf.LlamaConfig(**small(num_key_value_heads=1))))[1]
+    plain, fast = Engine(make(), FP32), FastEngine(make(), FP32, at_once=8)
+    np.testing.assert_allclose(losses(plain, store), losses(fast, store), rtol=2e-5)
+    same_weights(plain.model, fast.model)
+
+
+# values
+
+@pytest.mark.parametrize('values', [dict(label_smoothing=.2), dict(class_weights=(.3, 2.)), dict(label_smoothing=.1, class_weights=(1., 4.)), dict(max_grad_norm=.05), dict(max_grad_norm=0.),
+                                    dict(weight_decay=.3), dict(betas=(.7, .9), eps=1e-3)], ids=str)
+def test_values(values):
+    plain, fast = Engine(example_model(dropout=0.), FP32), FastEngine(example_model(dropout=0.), FP32)
+    losses(fast)  # built with other values
+    built = dict(fast.built)
+    np.testing.assert_allclose(losses(plain, **values), losses(fast, **values), rtol=3e-5)
+    same_weights(plain.model, fast.model)
+    assert fast.built.keys() == built.keys() and all(fast.built[k][0] is built[k][0] for k in built)  # nothing was built again
+    before = losses(plain, label_smoothing=0., class_weights=(), max_grad_norm=1. if values.get('max_grad_norm') else .05)
+    assert not np.allclose(before, losses(plain, **values), rtol=1e-5)  # the value matters here
+    if plain.max_grad_norm: assert float(fast.grad_norm) == pytest.approx(float(plain.grad_norm), rel=1e-3)
+
+
+def test_a_planted_fault_shows():
+    "A divisor that is wrong by one row, a micro-batch that is lost"
+    plain, fast = Engine(example_model(dropout=0.), FP32), FastEngine(example_model(dropout=0.), FP32, at_once=4)
+    right = losses(plain)
+    np.testing.assert_allclose(right, losses(fast), rtol=2e-5)
+    work = FastEngine._work
+    try:
+        calls = itertools.count()
+        FastEngine._work = lambda self, *a: next(calls) % 2 or work(self, *a)
+        lost = losses(FastEngine(example_model(dropout=0.), FP32, at_once=4))
+    finally: FastEngine._work = work
+    assert not np.allclose(right, lost, rtol=1e-2)
+
+
+def test_the_cut_of_the_caller_does_not_matter():
+    fast = FastEngine(example_model(dropout=0.), FP32)
+    a = losses(fast)
+    for layout, physical in (('padded', None), ('padded', 2), ('full', 8)): np.testing.assert_allclose(a, losses(fast, layout=layout, physical=physical), rtol=1e-6)
+
+
+def test_a_moving_average_follows():
+    plain, fast = Engine(example_model(dropout=0.), FP32, ema=.9), FastEngine(example_model(dropout=0.), FP32, ema=.9)
+    losses(plain), losses(fast)
+    for n in plain.average: torch.testing.assert_close(plain.average[n], fast.average[n], rtol=2e-3, atol=2e-4)
+    torch.testing.assert_close(plain.predict(STORE, np.arange(5)), fast.predict(STORE, np.arange(5)), rtol=2e-3, atol=2e-4)
+
+
+def test_bf16_stays_close():
+    plain, fast = Engine(example_model(dropout=0.), BF16), FastEngine(example_model(dropout=0.), BF16)
+    np.testing.assert_allclose(losses(plain, epochs=2), losses(fast, epochs=2), rtol=.05)
+
+
+# resets
+
+def test_a_reset_engine_repeats_a_fresh_one():
+    fresh = losses(FastEngine(example_model(), FP32), epochs=2)
+    engine = FastEngine(example_model(), FP32)
+    losses(engine, lr=1e-2, weight_decay=.5, label_smoothing=.3, class_weights=(5., 1.), max_grad_norm=.01)
+    engine.predict(STORE, np.arange(10))
+    assert losses(engine, epochs=2, label_smoothing=0., max_grad_norm=1.) == fresh
+    assert losses(engine, epochs=2, seed=1) != fresh  # dropout of another seed
+
+
+def test_train_and_evaluate_alternate():
+    engine, other = FastEngine(example_model(dropout=0.), FP32), FastEngine(example_model(dropout=0.), FP32)
+    engine.reset(lr=1e-3), other.reset(lr=1e-3)
+    plan = list(steps(STORE, np.arange(len(STORE)), 8, 0, 0, 'sorted', 4))
+    for micro in plan:
+        a = engine.step(STORE, micro)
+        engine.predict(STORE, np.arange(9))
+        assert torch.equal(a, other.step(STORE, micro))
+    engine.keep_best(); kept = {n: p.clone() for n, p in engine.model.named_parameters()}
+    engine.step(STORE, plan[0]); engine.restore_best()
+    assert all(torch.equal(kept[n], p) for n, p in engine.model.named_parameters())
+
+
+def test_memory_is_flat_over_resets():
+    engine = FastEngine(example_model(dropout=0.), FP32)
+    def tensors():
+        gc.collect()
+        return sum(1 for o in gc.get_objects() if isinstance(o, torch.Tensor))
+    losses(engine)
+    before = tensors()
+    for _ in range(10): losses(engine, lr=1e-4, weight_decay=.1)
+    assert tensors() <= before + 2
+
+
+def test_a_second_number_of_rows_keeps_the_first():
+    engine = FastEngine(example_model(dropout=0.), FP32)
+    losses(engine, effective=16)
+    built = set(engine.built)
+    losses(engine, effective=4)
+    assert set(engine.built) >= built
+    count = len(engine.built)
+    losses(engine, effective=16), losses(engine, effective=4)
+    assert len(engine.built) <= count + 1  # at most a shape that no step had needed before
+
+
+# compiled layers
+
+def test_compiled_layers_change_nothing_and_compile_once():
+    import torch._dynamo
+    torch._dynamo.reset()
+    plain, fast = Engine(model_of('bert'), FP32), FastEngine(model_of('bert'), FP32, layers=True, most=1)
+    np.testing.assert_allclose(losses(plain), losses(fast), rtol=1e-4)
+    torch._dynamo.utils.counters.clear()
+    again = losses(fast)
+    fast.predict(STORE, np.arange(6))
+    assert losses(fast) == again and not torch._dynamo.utils.counters['stats'].get('unique_graphs', 0)
+
+
+# what stays plain
+
+def test_reasons():
+    ok = dict(kind='adamw', scaler=False, ranks=False, checkpointing='off', quantised=False, formats={torch.float32})
+    assert fast_problem(**ok) == ''
+    for bad in (dict(kind='adamw_8bit'), dict(scaler=True), dict(ranks=True), dict(checkpointing='full'), dict(quantised=True), dict(formats={torch.bfloat16})): assert fast_problem(**ok | bad)
+    engine = FastEngine(example_model(dropout=0.), FP32, checkpointing='full')
+    assert 'checkpointing' in engine.reason and 'plain' in repr(engine)
+    np.testing.assert_allclose(losses(engine), losses(Engine(example_model(dropout=0.), FP32)), rtol=1e-5)
+
+
+def test_graphs_without_a_gpu_are_refused():
+    from optkit.data import InputError
+    if torch.cuda.is_available(): pytest.skip('this machine has a GPU')
+    with pytest.raises(InputError, match='GPU'): FastEngine(example_model(), FP32, graphs=True)
+
+
+def test_weights_are_windows_and_saved_as_before(tmp_path):
+    engine = FastEngine(example_model(dropout=0.), FP32)
+    losses(engine)
+    engine.model.save_pretrained(tmp_path)
+    back = tf.BertForSequenceClassification.from_pretrained(tmp_path)
+    for (n, p), (_, q) in zip(engine.model.named_parameters(), back.named_parameters()): assert torch.equal(p, q), n
+    assert all(p.data_ptr() == w for p, w in zip(engine.optimizer.param_groups[0]['params'], [p.data_ptr() for p in engine.optimizer.param_groups[0]['params']]))
+    flat = engine.optimizer.flat[0]['p']
+    flat.add_(1.)
+    assert float(engine.optimizer.param_groups[0]['params'][0].detach().flatten()[0]) == pytest.approx(float(flat[0]))
