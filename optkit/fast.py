@@ -43,11 +43,12 @@ class Shape:
 
 def length_ladder(
     longest: int, # tokens of the longest row
-    least: int = 32 # tokens of the shortest place
+    least: int = 32, # tokens of the shortest place
+    octave: int = 2 # lengths an octave, 1 or 2
 ) -> tuple[int, ...]: # tokens, ascending; the last holds the longest row
-    "Lengths of places, two an octave, in multiples of 16 tokens"
+    "Lengths of places, in multiples of 16 tokens"
     top = math.ceil(longest / 16) * 16
-    steps = {l for k in range(24) for l in (least * 2**k, least * 3 * 2**k // 2) if l % 16 == 0 and l < top}
+    steps = {l for k in range(24) for l in (least * 2**k, least * 3 * 2**k // 2)[:octave] if l % 16 == 0 and l < top}
     return (*sorted(steps), top)
 
 
@@ -108,10 +109,11 @@ def choose_shapes(
     rows: int, # of a micro-batch: the effective batch, or what fits at once
     most: int = 4, # shapes
     costs: Costs = Costs(),
+    least: int = 32, octave: int = 2, # of `length_ladder`
     draws: int = 96, seed: int = 0
 ) -> Choice: # tuple of `Shape`s
     "Few shapes that hold nearly every step, with the reason"
-    rng, lengths, ladder = np.random.default_rng(seed), np.asarray(lengths), length_ladder(int(np.max(lengths)))
+    rng, lengths, ladder = np.random.default_rng(seed), np.asarray(lengths), length_ladder(int(np.max(lengths)), least, octave)
     drawn = np.stack([rng.choice(lengths, rows, replace=len(lengths) < rows) for _ in range(draws)])
     drawn = drawn[np.argsort(drawn.sum(1), kind='stable')]
     tokens, real, found = drawn.sum(1), drawn.sum(), {}
@@ -155,9 +157,9 @@ class _Collect(torch.autograd.Function):
 
 class Places:
     "What attention modules read while a shape runs; without slots they are as transformers has them"
-    slots = ()
+    slots, attend = (), None # `attend`: a compiled form of the function that one length goes through; None: as it is
 
-def _spread_attention(cls):
+def _spread_attention(cls, attend):
     "`cls` with a forward that goes by `places`"
     def forward(self, hidden_states, attention_mask=None, *args, **kwargs):
         places = self.places
@@ -165,18 +167,21 @@ def _spread_attention(cls):
         padded, out, at = _Spread.apply(hidden_states[0], places.index, places.inverse, places.real), [], 0
         for number, (rows, length) in enumerate(places.slots):
             part = padded[at:at + rows * length].view(rows, length, -1)
-            out.append(self.attend(number, part, *args, **kwargs).reshape(rows * length, -1))
+            out.append(attend(self, cls, number, part, *args, **kwargs).reshape(rows * length, -1))
             at += rows * length
         return _Collect.apply(torch.cat(out), places.index, places.inverse, places.held)[None], None
     return forward
 
 # %% ../nbs/02g_fast.ipynb #4a57f620
-def _attend_bert(self, number, part, *args, **kwargs):
-    return self.plain.forward(self, part, self.places.masks[number], *args, **kwargs)[0]
+def _own(cls, module, part, mask, args, kwargs): return cls.forward(module, part, mask, *args, **kwargs)[0]
 
-def _attend_deberta(self, number, part, output_attentions=False, query_states=None, relative_pos=None, rel_embeddings=None):
+def _attend_bert(self, cls, number, part, *args, **kwargs):
+    return (self.places.attend or _own)(cls, self, part, self.places.masks[number], args, kwargs)
+
+def _attend_deberta(self, cls, number, part, output_attentions=False, query_states=None, relative_pos=None, rel_embeddings=None):
     reach, full = self.places.reach[number], self.pos_ebd_size
-    return self.plain.forward(self.copies[reach], part, self.places.masks[number], relative_pos=self.places.relative[number], rel_embeddings=rel_embeddings[full - reach:full + reach])[0]
+    own = dict(relative_pos=self.places.relative[number], rel_embeddings=rel_embeddings[full - reach:full + reach])
+    return (self.places.attend or _own)(cls, self.copies[reach], part, self.places.masks[number], (), own)
 
 def attention_kind(module) -> str | None: # 'bert', 'deberta' or None
     "Whether an attention module can be given places"
@@ -185,8 +190,9 @@ def attention_kind(module) -> str | None: # 'bert', 'deberta' or None
     return 'bert' if cls.endswith('SelfAttention') and hasattr(module, 'is_causal') and not module.is_causal and all(hasattr(module, n) for n in ('query', 'key', 'value')) else None
 
 @lru_cache(maxsize=None)
-def _with_places(cls, kind):
-    return type(cls.__name__, (cls,), dict(forward=_spread_attention(cls), attend=_attend_bert if kind == 'bert' else _attend_deberta, plain=cls))
+def _with_places(cls, kind, apart=False):
+    forward = _spread_attention(cls, _attend_bert if kind == 'bert' else _attend_deberta)
+    return type(cls.__name__, (cls,), dict(forward=torch.compiler.disable(forward) if apart else forward)) # `apart`: the compiler of a layer stops here
 
 @torch.no_grad()
 def _relative(module, length, device):
@@ -216,12 +222,14 @@ class PlacedPacking(Packing):
         for m in self.modules: m.places = self.places
 
     @contextmanager
-    def switched(self):
+    def switched(self, attend=None): # a compiled `_own`; None: attention is compiled with its layer, if at all
         "The attention modules go by places inside"
         own = [(m, type(m)) for m in self.modules]
-        for m, cls in own: m.__class__ = _with_places(cls, attention_kind(m))
+        for m, cls in own: m.__class__ = _with_places(cls, attention_kind(m), attend is not None)
+        self.places.attend = attend
         try: yield
         finally:
+            self.places.attend = None
             for m, cls in own: m.__class__ = cls
 
     def _masks(self, inputs): return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs['input_ids'].device) # not read: places have masks of their own
@@ -458,14 +466,16 @@ class FastEngine(Engine):
     def __init__(self, model, precision, # as of `Engine`
         at_once: int = 64, # rows of a micro-batch at most
         most: int = 4, # shapes for each number of rows
+        least: int = 32, octave: int = 2, # of `length_ladder`
         graphs: bool | None = None, # capture CUDA graphs; None: on a GPU
         layers: bool | None = None, # compile each layer; None: on a GPU
+        apart: bool = False, # compile the attention of each length by itself, and the rest of a layer once for all shapes
         dynamic: bool | None = None, # of torch.compile: True: one compilation for all shapes, None: as torch decides
         **kwargs # of `Engine`
     ):
         super().__init__(model, precision, **kwargs)
         cuda = self.device.type == 'cuda'
-        self.at_once, self.most, self.dynamic = at_once, most, dynamic
+        self.at_once, self.most, self.ladder, self.dynamic, self.apart = at_once, most, dict(least=least, octave=octave), dynamic, apart
         self.graphs, self.layers = cuda if graphs is None else graphs, cuda if layers is None else layers
         if self.graphs and not cuda: raise InputError(f'CUDA graphs need a GPU, the device is {self.device.type}; leave graphs out')
         self.reason = fast_problem(self.kind, self.scaler is not None, self.ranks is not None, kwargs.get('checkpointing', 'off'), not hasattr(self, 'start'), {p.dtype for _, p in self._trained()})
@@ -531,13 +541,13 @@ def _switched(self: FastEngine, call):
     import types
     base = getattr(self.model, getattr(self.model, 'base_model_prefix', '') or ' ', self.model)
     layers = _same_layers(base) if self.layers else []
-    if layers and '_compiled' not in self.__dict__: self._compiled = torch.compile(type(layers[0]).forward, dynamic=self.dynamic)
+    if layers and '_compiled' not in self.__dict__: self._compiled, self._attend = torch.compile(type(layers[0]).forward, dynamic=self.dynamic), torch.compile(_own, dynamic=self.dynamic) if self.apart else None
     limit = torch._dynamo.config.patch(recompile_limit=64) if layers else nullcontext()
     cached = torch.is_autocast_cache_enabled()
     try:
         torch.set_autocast_cache_enabled(False) # a cast that is kept would be made once, and not when the graph is replayed
         for layer in layers: layer.forward = types.MethodType(self._compiled, layer)
-        with limit, call.switched() if isinstance(call, PlacedPacking) else nullcontext(), self.precision.applied(): yield
+        with limit, call.switched(self._attend if layers else None) if isinstance(call, PlacedPacking) else nullcontext(), self.precision.applied(): yield
     finally:
         torch.set_autocast_cache_enabled(cached)
         for layer in layers: layer.__dict__.pop('forward', None)
@@ -634,7 +644,7 @@ def shapes_for(self: FastEngine, store: TokenStore, rows: int) -> tuple[Shape, .
     key = min(wider, key=lambda k: k[1]) if wider else ((store.task, store.max_length), per)
     if key not in self.known:
         placed = isinstance(self.call_for(store), PlacedPacking)
-        self.known[key] = choose_shapes(store.lengths, per, self.most) if placed else padded_shapes(store.lengths, per)
+        self.known[key] = choose_shapes(store.lengths, per, self.most, **self.ladder) if placed else padded_shapes(store.lengths, per)
     return self.known[key].value
 
 @patch

@@ -267,10 +267,11 @@ def test_a_second_number_of_rows_keeps_the_first():
 
 # compiled layers
 
-def test_compiled_layers_change_nothing_and_compile_once():
+@pytest.mark.parametrize('how', [dict(), dict(apart=True)], ids=str)
+def test_compiled_layers_change_nothing_and_compile_once(how):
     import torch._dynamo
     torch._dynamo.reset()
-    plain, fast = Engine(model_of('bert'), FP32), FastEngine(model_of('bert'), FP32, layers=True, most=1)
+    plain, fast = Engine(model_of('bert'), FP32), FastEngine(model_of('bert'), FP32, layers=True, most=1, **how)
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=1e-4)
     torch._dynamo.utils.counters.clear()
     again = losses(fast)

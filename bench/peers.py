@@ -1,0 +1,188 @@
+"""The fast engine beside Hugging Face Trainer, in one process, interleaved.
+
+    python bench/peers.py                          W1: DeBERTa-v3-base shape; writes bench/results/w1-peers-<card>.json
+    python bench/peers.py --shape bert             BERT-base shape; bert-peers-<card>.json
+    python bench/peers.py --explore                only our own settings against each other, nothing is written
+    python bench/peers.py --small                  a tiny model, to try the script out without a GPU
+
+Each peer trains in a thread of its own that stops after every few steps; the comparison lets one of them go
+on at a time. Peers keep their batches grouped by length; ours are exact: each step holds the rows of a plain
+seeded sampler. Rows a step, lengths, optimizer, clipping and dropout are the same for all.
+"""
+import argparse, os, sys, tempfile, threading, time
+from dataclasses import asdict
+
+import numpy as np
+import torch
+import transformers
+
+from optkit.data import TokenStore, steps
+from optkit.engine import Engine, training_flops
+from optkit.fast import FastEngine
+from optkit.hardware import detect
+from optkit.precision import choose_precision
+from optkit.timing import Variant, compare, record, save_records
+
+ROWS = 32  # of an optimizer step
+
+
+def model_of(shape, small):
+    "A sequence classifier with random weights in the shape of a known one"
+    torch.manual_seed(0)
+    base = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
+    if small: base = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    if shape == 'bert':
+        return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=500 if small else 30522, num_labels=2, problem_type='single_label_classification', **base))
+    config = transformers.DebertaV2Config(vocab_size=500 if small else 128100, type_vocab_size=0, relative_attention=True, position_buckets=256, norm_rel_ebd='layer_norm', share_att_key=True,
+                                          pos_att_type=['p2c', 'c2p'], position_biased_input=False, max_relative_positions=-1, max_position_embeddings=512, num_labels=2,
+                                          problem_type='single_label_classification', **base)
+    return transformers.DebertaV2ForSequenceClassification(config)
+
+
+def rows_of(vocabulary, count, longest, seed=0):
+    "Random tokens of two kinds, lengths lognormal: median 110, sigma 0.7, 16 to 512"
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(np.log(110), .7, count), 16, 512).astype(int)
+    if longest < 512: lengths = np.maximum(4, lengths * longest // 512)
+    labels = rng.integers(2, size=count)
+    half = (vocabulary - 10) // 2
+    tokens = np.concatenate([10 + k * half + rng.integers(half, size=n) for k, n in zip(labels, lengths)]).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return TokenStore(torch.from_numpy(tokens), torch.from_numpy(offsets), torch.from_numpy(labels.astype(np.int64)), None, lengths, ('a', 'b'), int(lengths.max()), 0, lengths)
+
+
+class Dataset(torch.utils.data.Dataset):
+    "The rows as a Trainer takes them"
+    def __init__(self, store): self.tokens, self.ends, self.labels, self.lengths = store.tokens.tolist(), store.offsets.tolist(), store.labels.tolist(), store.lengths
+    def __len__(self): return len(self.labels)
+    def __getitem__(self, n):
+        ids = self.tokens[self.ends[n]:self.ends[n + 1]]
+        return dict(input_ids=ids, attention_mask=[1] * len(ids), labels=self.labels[n])
+
+
+def collate(rows, multiple):
+    "Padded to the longest, up to a multiple"
+    longest = max(len(r['input_ids']) for r in rows)
+    longest = min(-(-longest // multiple) * multiple, 512)
+    pad = lambda name: torch.tensor([r[name] + [0] * (longest - len(r[name])) for r in rows])
+    return dict(input_ids=pad('input_ids'), attention_mask=pad('attention_mask'), labels=torch.tensor([r['labels'] for r in rows]))
+
+
+class Gate(transformers.TrainerCallback):
+    "Stops a Trainer after every few steps, until it may go on"
+    def __init__(self): self.allowed, self.go, self.done, self.failed = 0, threading.Semaphore(0), threading.Semaphore(0), None
+    def on_step_begin(self, args, state, control, **kwargs):
+        if self.allowed: return
+        self.go.acquire()
+    def on_step_end(self, args, state, control, **kwargs):
+        self.allowed -= 1
+        if not self.allowed: torch.cuda.synchronize() if torch.cuda.is_available() else None; self.done.release()
+
+
+class Peer:
+    "A Hugging Face Trainer that runs a few steps at a time"
+    def __init__(self, model, store, bf16, compile, grouped=True, multiple=8):
+        self.gate, folder = Gate(), tempfile.mkdtemp()
+        group = dict(train_sampling_strategy='group_by_length') if hasattr(transformers.TrainingArguments, 'train_sampling_strategy') else dict(group_by_length=True)
+        args = transformers.TrainingArguments(folder, per_device_train_batch_size=ROWS, bf16=bf16, optim='adamw_torch_fused', torch_compile=compile, max_steps=10**6, learning_rate=1e-5, max_grad_norm=1.,
+                                              logging_strategy='no', save_strategy='no', report_to=[], disable_tqdm=True, dataloader_num_workers=2, dataloader_pin_memory=torch.cuda.is_available(),
+                                              dataloader_persistent_workers=True, use_cpu=not torch.cuda.is_available(), remove_unused_columns=False, **(group if grouped else {}))
+        data = Dataset(store)
+        self.trainer = transformers.Trainer(model, args, train_dataset=data, data_collator=lambda rows: collate(rows, multiple), callbacks=[self.gate])
+        threading.Thread(target=self._train, daemon=True).start()
+    def _train(self):
+        try: self.trainer.train()
+        except BaseException as exc: self.gate.failed = exc; self.gate.done.release()
+    def __call__(self, count):
+        self.gate.allowed = count
+        self.gate.go.release(); self.gate.done.acquire()
+        if self.gate.failed: raise self.gate.failed
+
+
+class Ours:
+    "Our engine over the steps of a plain sampler"
+    def __init__(self, engine, store, layout='sorted', physical=None):
+        self.engine, self.store, self.layout, self.physical, self.plan = engine, store, layout, physical, iter(())
+        engine.reset(lr=1e-5)
+        self.epoch = 0
+    def __call__(self, count):
+        while count:
+            micro = next(self.plan, None)
+            if micro is None or sum(len(m.rows) for m in micro) < ROWS:
+                self.plan = iter(list(steps(self.store, np.arange(len(self.store)), ROWS, 0, self.epoch, self.layout, self.physical)))
+                self.epoch += 1
+                continue
+            self.engine.step(self.store, micro)
+            count -= 1
+
+
+def warm(name, work, count):
+    "Let `work` build what it builds; seconds to the first step and in all"
+    start = time.perf_counter()
+    work(1)
+    if torch.cuda.is_available(): torch.cuda.synchronize()
+    first = time.perf_counter() - start
+    work(count)
+    if torch.cuda.is_available(): torch.cuda.synchronize()
+    total = time.perf_counter() - start
+    print(f'{name}: first step after {first:.1f} s, {count + 1} steps after {total:.1f} s', flush=True)
+    return dict(first_s=first, total_s=total)
+
+
+def settings(explore):
+    "Our own settings"
+    if not explore: return {'optkit': dict()}
+    return {'graphs only': dict(layers=False), 'layer, octave 2': dict(), 'layer, octave 1, 64': dict(octave=1, least=64), 'apart, octave 1, 64': dict(octave=1, least=64, apart=True),
+            'apart, dynamic': dict(apart=True, dynamic=True), 'one shape': dict(most=1, octave=1, least=64)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--shape', choices=('w1', 'bert'), default='w1')
+    parser.add_argument('--explore', action='store_true')
+    parser.add_argument('--small', action='store_true')
+    parser.add_argument('--only', default='', help='comma-separated names of variants')
+    parser.add_argument('--budget', type=float, default=150., help='seconds of the comparison')
+    parser.add_argument('--per-round', type=int, default=8, help='steps of each variant in a round')
+    args = parser.parse_args()
+    hw = detect()
+    precision = choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32')
+    model = lambda: model_of(args.shape, args.small)
+    store = rows_of(500 if args.small else 30000, 512 if args.small else 8192, 64 if args.small else 512)
+    bf16, wanted = hw.device == 'cuda', [n for n in args.only.split(',') if n]
+    makers = {n: (lambda kw=kw: Ours(FastEngine(model(), precision, max_grad_norm=1., **kw), store)) for n, kw in settings(args.explore).items()}
+    if not args.explore:
+        makers = {'hf-best': lambda: Peer(model(), store, bf16, False), 'hf-best-compile': lambda: Peer(model(), store, bf16, True, multiple=64), **makers,
+                  'optkit, eager': lambda: Ours(Engine(model(), precision), store.to(hw.device), 'sorted', 8)}
+    makers = {n: m for n, m in makers.items() if not wanted or n in wanted}
+    works, builds = {}, {}
+    for name, make in makers.items():
+        try:
+            start = time.perf_counter()
+            work = make()
+            print(f'{name}: made in {time.perf_counter() - start:.1f} s', flush=True)
+            builds[name] = warm(name, work, 4 if args.small else 60)
+            works[name] = work
+            if isinstance(work, Ours) and isinstance(work.engine, FastEngine): print(' ', work.engine, *work.engine.shapes_for(store, ROWS), sep='\n    ', flush=True)
+        except Exception as exc: print(f'{name}: {type(exc).__name__}: {str(exc)[:600]}', flush=True)
+    result = compare(*(Variant(n, lambda _, w=w: w(args.per_round)) for n, w in works.items()), budget_s=args.budget, width=.01, device=hw.device, progress=False, usage_s=1.)
+    print(result)
+    tokens = float(store.lengths.mean()) * ROWS * args.per_round
+    flops = training_flops(model(), store.lengths) / len(store) * ROWS * args.per_round
+    for n in result.names: print(f'{n:28}{ROWS * args.per_round / float(np.median(result.seconds[n])):8.0f} seq/s', flush=True)
+    if args.explore: return
+    rows = []
+    for n in result.names:
+        rows.append(dict(asdict(record(result, n, samples=ROWS * args.per_round, tokens=tokens, flops=flops, peak=(hw.gpu and hw.gpu.peak or {}).get('bf16'), label='exact' if n == 'hf-best' else 'rounding')),
+                         build=builds[n], against={b: asdict(result.ratio(n, b)) for b in result.names if b != n}))
+    name = 'w1-peers' if args.shape == 'w1' else 'bert-peers'
+    if args.small: print('not written: a tiny model'); return
+    save_records(f'bench/results/{name}-{hw.card}.json', rows, hw, 'python bench/peers.py' + (f' --shape {args.shape}' if args.shape != 'w1' else ''), stopped=result.stopped, confidence=result.confidence,
+                 workload=f'{"DeBERTa-v3-base" if args.shape == "w1" else "BERT-base"} shape, random start, bf16, {ROWS} rows a step, lognormal lengths 16..512, AdamW, clip 1; seconds are of {args.per_round} steps',
+                 note='peers group batches by length (changes training), ours are exact; build: seconds to the first step and to 61 steps')
+
+
+if __name__ == '__main__':
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # the peers' threads wait for ever
