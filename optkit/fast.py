@@ -479,7 +479,7 @@ class FastEngine(Engine):
         self.graphs, self.layers = cuda if graphs is None else graphs, cuda if layers is None else layers
         if self.graphs and not cuda: raise InputError(f'CUDA graphs need a GPU, the device is {self.device.type}; leave graphs out')
         self.reason = fast_problem(self.kind, self.scaler is not None, self.ranks is not None, kwargs.get('checkpointing', 'off'), not hasattr(self, 'start'), {p.dtype for _, p in self._trained()})
-        self.notes, self.built, self.known, self.calls, self.built_s = [], {}, {}, {}, 0.
+        self.notes, self.built, self.known, self.calls, self.built_s, self.forward_in_places = [], {}, {}, {}, 0., self.graphs # evaluation in places pays where it is captured
         if not self.reason: self._make_flat()
 
     def __repr__(self): return f'FastEngine on {self.device}: ' + (f'plain, {self.reason}' if self.reason else f'{len(self.built)} shapes built in {self.built_s:.1f} s' + ''.join(f'; {n}' for n in self.notes))
@@ -536,11 +536,11 @@ def _same_layers(base):
 
 @patch
 @contextmanager
-def _switched(self: FastEngine, call):
+def _switched(self: FastEngine, call, compiled=True):
     "Layers compiled, and attention by places, inside"
     import types
     base = getattr(self.model, getattr(self.model, 'base_model_prefix', '') or ' ', self.model)
-    layers = _same_layers(base) if self.layers else []
+    layers = _same_layers(base) if self.layers and compiled else []
     if layers and '_compiled' not in self.__dict__: self._compiled, self._attend = torch.compile(type(layers[0]).forward, dynamic=self.dynamic), torch.compile(_own, dynamic=self.dynamic) if self.apart else None
     limit = torch._dynamo.config.patch(recompile_limit=64) if layers else nullcontext()
     cached = torch.is_autocast_cache_enabled()
@@ -676,3 +676,58 @@ def _extra(self: FastEngine):
     import inspect
     if '_takes' not in self.__dict__: self._takes = set(inspect.signature(self.model.forward).parameters)
     return dict(use_cache=False) if 'use_cache' in self._takes else {}
+
+# %% ../nbs/02g_fast.ipynb #d8ed44ff
+@patch
+def _build_forward(self: FastEngine, shape, store, call, placed):
+    "What runs a shape forward: its inputs, a function without arguments, and where the outputs are found"
+    start, static = time.perf_counter(), StaticBatch(shape, store, self.device)
+    static.put(store, placed, 1.)
+    found = {}
+    def work():
+        inputs = static.inputs()
+        call.set_places(shape, inputs)
+        with torch.no_grad(), self.precision.autocast(): logits = call(inputs).float()
+        call.places.slots = ()
+        if 'out' in found: found['out'].copy_(logits)
+        else: found['out'] = logits.clone()
+    def run():
+        with self._switched(call, False): work()
+    run()
+    if self.graphs:
+        with self._switched(call, False): graph = self._capture(work)
+        run = graph.replay
+    self.built_s += time.perf_counter() - start
+    return static, run, found['out']
+
+# %% ../nbs/02g_fast.ipynb #57e4dbd4
+@patch
+def predict(self: FastEngine, store: TokenStore, rows: np.ndarray, batch: int = 64, on_device: bool = True): # as of `Engine.predict`
+    "Outputs of rows, in their order, see `Engine.predict`"
+    rows = np.asarray(rows)
+    if self.reason or not self.forward_in_places or store.targets is not None or not isinstance(self.call_for(store), PlacedPacking): return Engine.predict(self, store, rows, batch, on_device)
+    call, out = self.call_for(store), []
+    self.model.eval()
+    with self.averaged():
+        for part in np.array_split(rows, max(1, -(-len(rows) // self.at_once))):
+            for shape, placed in cut(self.shapes_for(store, len(part)), store.lengths[part]):
+                seats, key = [part[p] for p in placed], (shape, store.task, 'forward')
+                if key not in self.built: self.built[key] = self._build_forward(shape, store, call, seats)
+                static, run, logits = self.built[key]
+                static.put(store, seats, 1.)
+                run()
+                where = np.concatenate([a + np.arange(len(p)) for a, p in zip(np.cumsum([0] + [n for n, _ in shape.slots]), placed)])
+                out.append((np.concatenate(placed).astype(int), logits.index_select(0, torch.as_tensor(where, device=logits.device)), len(part)))
+    self.model.train()
+    return _in_order(out, on_device)
+
+def _in_order(found, on_device):
+    "Outputs of parts of parts, in the order of their rows: (places in a part, outputs, rows of the part), all of a part one after the other"
+    order, at, seen = [], 0, 0
+    for places, _, count in found:
+        order.append(places + at)
+        seen += len(places)
+        if seen == count: at, seen = at + count, 0
+    back = np.argsort(np.concatenate(order), kind='stable')
+    logits = torch.cat([l if on_device else l.cpu() for _, l, _ in found])
+    return logits.index_select(0, torch.as_tensor(back, device=logits.device))

@@ -306,3 +306,18 @@ def test_weights_are_windows_and_saved_as_before(tmp_path):
     flat = engine.optimizer.flat[0]['p']
     flat.add_(1.)
     assert float(engine.optimizer.param_groups[0]['params'][0].detach().flatten()[0]) == pytest.approx(float(flat[0]))
+
+
+@pytest.mark.parametrize('name', ['bert', 'deberta'])
+def test_evaluation_in_places(name):
+    plain, fast = Engine(model_of(name), FP32), FastEngine(model_of(name), FP32, at_once=8)
+    fast.forward_in_places = True
+    for rows in (np.arange(len(STORE)), np.array([5, 3, 30, 3]), np.array([7]), np.random.default_rng(0).permutation(len(STORE))):
+        a, b = plain.predict(STORE, rows), fast.predict(STORE, rows)
+        assert a.shape == b.shape
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        assert torch.equal(b, fast.predict(STORE, rows)) and fast.predict(STORE, rows, on_device=False).device.type == 'cpu'
+    count = len(fast.built)
+    losses(fast), losses(plain)
+    torch.testing.assert_close(plain.predict(STORE, rows), fast.predict(STORE, rows), rtol=1e-3, atol=1e-3)
+    assert sum(len(k) == 3 for k in fast.built) == count
