@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['Shape', 'length_ladder', 'fill', 'Costs', 'cut', 'choose_shapes', 'Places', 'attention_kind', 'PlacedPacking',
-           'StaticBatch', 'masked_loss', 'FlatAdamW', 'fast_problem', 'padded_shapes', 'FastEngine', 'places_problem']
+           'StaticBatch', 'masked_loss', 'FlatAdamW', 'fast_problem', 'padded_shapes', 'FastEngine', 'places_problem',
+           'keep_compiled']
 
 # %% ../nbs/02g_fast.ipynb #fd0b6fc1
-import math, time, warnings, weakref
-from collections import deque
+import gc, math, os, time, traceback, weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -648,6 +648,39 @@ def shapes_for(self: FastEngine, store: TokenStore, rows: int) -> tuple[Shape, .
     return self.known[key].value
 
 @patch
+def _ready(self: FastEngine, store, rows, weight):
+    "The micro-batches of a step, all of them built: before the first runs, since building clears gradients"
+    while True:
+        call, failed = self.call_for(store), None
+        parts = [(shape, [rows[p] for p in placed]) for shape, placed in cut(self.shapes_for(store, len(rows)), store.lengths[rows])]
+        try:
+            for shape, placed in parts:
+                if (shape, store.task) not in self.built: self.built[shape, store.task] = self._build(shape, store, call, placed, weight)
+            return parts
+        except Exception as exc:
+            traceback.clear_frames(exc.__traceback__)
+            if not self._lower(exc): raise
+        gc.collect() # behind the `except`: the exception is gone
+        if self.device.type == 'cuda': torch.cuda.empty_cache()
+
+@patch
+def _lower(self: FastEngine, exc) -> bool: # whether there is something to try
+    "After a failure to build: fewer rows at once, or no graphs, or no compiler, with a note"
+    said = f'{type(exc).__name__}: {(str(exc).splitlines() or [""])[0][:200]}'
+    if is_out_of_memory(exc):
+        widest = max((k[1] for k in self.known), default=self.at_once)
+        if widest == 1: return False
+        self.at_once = max(1, min(widest, self.at_once) // 2)
+        self.known = {k: v for k, v in self.known.items() if k[1] <= self.at_once}
+        self.built = {k: v for k, v in self.built.items() if k[0].rows <= self.at_once}
+        self.notes.append(f'at most {self.at_once} rows at once: out of memory above')
+    elif self.graphs: self.graphs, self._update_graph, self.built = False, None, {}; self.notes.append(f'no CUDA graphs: {said}')
+    elif self.layers: self.layers, self.built = False, {}; self.notes.append(f'not compiled: {said}')
+    else: return False
+    self.optimizer.zero_grad(); self.total.zero_()
+    return True
+
+@patch
 def step(self: FastEngine,
     store: TokenStore, # on any device; its arrays are read in host memory
     micro: list # one optimizer step, see `data.steps`; how it was cut does not matter, since it is cut anew
@@ -656,10 +689,7 @@ def step(self: FastEngine,
     if self.reason or not len(micro) or not isinstance(micro[0], MicroBatch): return Engine.step(self, store, micro)
     if not self.model.training: self.model.train()
     weight, rows = step_weight(store, micro, self.host_weights), np.concatenate([m.rows for m in micro])
-    call = self.call_for(store)
-    parts = [(shape, [rows[p] for p in placed]) for shape, placed in cut(self.shapes_for(store, len(rows)), store.lengths[rows])]
-    for shape, placed in parts: # before the first runs: building clears gradients
-        if (shape, store.task) not in self.built: self.built[shape, store.task] = self._build(shape, store, call, placed, weight)
+    parts = self._ready(store, rows, weight)
     self.total.zero_()
     for shape, placed in parts:
         static, run = self.built[shape, store.task]
@@ -676,6 +706,14 @@ def _extra(self: FastEngine):
     import inspect
     if '_takes' not in self.__dict__: self._takes = set(inspect.signature(self.model.forward).parameters)
     return dict(use_cache=False) if 'use_cache' in self._takes else {}
+
+# %% ../nbs/02g_fast.ipynb #1255f6c9
+def keep_compiled(
+    folder # of the run; made when it is missing
+):
+    "Let the compilers of torch and Triton keep what they make in `folder`; call it before the first step"
+    os.makedirs(folder, exist_ok=True)
+    os.environ.update(TORCHINDUCTOR_CACHE_DIR=os.path.join(os.path.abspath(folder), 'inductor'), TRITON_CACHE_DIR=os.path.join(os.path.abspath(folder), 'triton'))
 
 # %% ../nbs/02g_fast.ipynb #d8ed44ff
 @patch

@@ -321,3 +321,50 @@ def test_evaluation_in_places(name):
     losses(fast), losses(plain)
     torch.testing.assert_close(plain.predict(STORE, rows), fast.predict(STORE, rows), rtol=1e-3, atol=1e-3)
     assert sum(len(k) == 3 for k in fast.built) == count
+
+
+# what fails falls back, with a note
+
+def test_out_of_memory_takes_fewer_rows_at_once(monkeypatch):
+    plain, fast = Engine(example_model(dropout=0.), FP32), FastEngine(example_model(dropout=0.), FP32)
+    build, tried = FastEngine._build, []
+    def small_card(self, shape, *args):
+        tried.append(shape.rows)
+        if shape.rows > 4: raise torch.OutOfMemoryError('CUDA out of memory')
+        return build(self, shape, *args)
+    monkeypatch.setattr(FastEngine, '_build', small_card)
+    np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)
+    assert fast.at_once == 4 and any('at most 4 rows' in n for n in fast.notes) and max(tried) >= 8
+    monkeypatch.setattr(FastEngine, '_build', lambda *a: (_ for _ in ()).throw(torch.OutOfMemoryError('CUDA out of memory')))
+    with pytest.raises(torch.OutOfMemoryError): losses(FastEngine(example_model(dropout=0.), FP32))
+
+
+def test_a_compiler_that_fails_is_left_out(monkeypatch):
+    plain, fast = Engine(example_model(dropout=0.), FP32), FastEngine(example_model(dropout=0.), FP32)
+    build = FastEngine._build
+    def broken(self, *args):
+        if self.layers: raise RuntimeError('the compiler found no compiler')
+        return build(self, *args)
+    monkeypatch.setattr(FastEngine, '_build', broken)
+    fast.layers = True
+    np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)
+    assert not fast.layers and 'not compiled' in repr(fast)
+
+
+def test_an_error_of_the_step_itself_is_raised(monkeypatch):
+    monkeypatch.setattr(FastEngine, '_build', lambda *a: (_ for _ in ()).throw(KeyError('odd')))
+    with pytest.raises(KeyError, match='odd'): losses(FastEngine(example_model(dropout=0.), FP32))
+
+
+def test_compiled_code_is_kept_in_the_run_folder(tmp_path):
+    import subprocess, sys
+    code = f"""
+import sys; sys.path.insert(0, {str(__import__('pathlib').Path(__file__).parent)!r})
+from optkit.fast import keep_compiled
+keep_compiled({str(tmp_path / 'cache')!r})
+import torch
+print(torch.compile(lambda x: x.sin() + 1)(torch.ones(4)).sum().item())
+"""
+    first = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr[-500:]
+    assert any((tmp_path / 'cache' / 'inductor').rglob('*.*')) and not list((tmp_path / 'cache').rglob('*.tmp'))
