@@ -11,12 +11,18 @@ from hypothesis import given, settings, strategies as st
 from optkit.data import Table, steps, tokenise, word_tokenizer
 from optkit.engine import Engine, example_model, with_labels
 from optkit.fast import Costs, FastEngine, FlatAdamW, PlacedPacking, Shape, choose_shapes, cut, fast_problem, fill, length_ladder, padded_shapes
-from optkit.hardware import hardware_with
+from optkit.hardware import detect, hardware_with
 from optkit.precision import choose_precision
 
 torch.set_num_threads(1)
-FP32 = choose_precision(hardware_with(None), prefer='fp32')
-BF16 = choose_precision(hardware_with(None), prefer='bf16')
+MACHINE = detect() if torch.cuda.is_available() else hardware_with(None)  # on a GPU everything below is captured
+FP32 = choose_precision(MACHINE, prefer='fp32', **(dict(tf32=False) if torch.cuda.is_available() else {}))
+BF16 = choose_precision(MACHINE, prefer='bf16')
+
+
+def Fast(model, precision, **settings):
+    "Without the compiler, unless a test is about it"
+    return FastEngine(model, precision, **dict(layers=False) | settings)
 
 
 def made_up(rows=37, seed=0, longest=60):
@@ -110,7 +116,7 @@ def model_of(name, seed=0):
 
 @pytest.mark.parametrize('name', [*PLACED, *ROWS])
 def test_steps_equal_those_of_the_plain_engine(name):
-    plain, fast = Engine(model_of(name), FP32), FastEngine(model_of(name), FP32, at_once=8)
+    plain, fast = Engine(model_of(name), FP32), Fast(model_of(name), FP32, at_once=8)
     a, b = losses(plain, lr=1e-3), losses(fast, lr=1e-3)
     assert not fast.reason
     assert isinstance(fast.call_for(STORE), PlacedPacking) == (name in PLACED), fast.notes
@@ -120,7 +126,7 @@ def test_steps_equal_those_of_the_plain_engine(name):
 
 def test_places_that_are_wrong_are_seen():
     "The trial that decides about places notices attention that looks at its neighbours"
-    engine = FastEngine(model_of('bert'), FP32)
+    engine = Fast(model_of('bert'), FP32)
     right = PlacedPacking.set_places
     try:
         PlacedPacking.set_places = lambda self, shape, inputs: (right(self, shape, inputs), setattr(self.places, 'masks', [torch.ones_like(m) for m in self.places.masks]))
@@ -130,7 +136,7 @@ def test_places_that_are_wrong_are_seen():
 
 
 def test_a_short_place_uses_only_its_part_of_the_position_table():
-    engine = FastEngine(model_of('deberta, wide table'), FP32)
+    engine = Fast(model_of('deberta, wide table'), FP32)
     losses(engine)
     call = engine.call_for(STORE)
     assert {r for r in call.modules[0].copies} > {48} or min(call.modules[0].copies) < 64
@@ -138,7 +144,7 @@ def test_a_short_place_uses_only_its_part_of_the_position_table():
 
 
 def test_the_model_is_as_it_was_between_steps():
-    engine = FastEngine(model_of('deberta'), FP32, layers=False)
+    engine = Fast(model_of('deberta'), FP32, layers=False)
     classes = [type(m) for m in engine.model.modules()]
     losses(engine)
     assert [type(m) for m in engine.model.modules()] == classes and not any('forward' in m.__dict__ for m in engine.model.modules())
@@ -153,7 +159,7 @@ def test_tasks():
                                ('multilabel', rng.integers(2, size=(len(STORE), 3)), dict(num_labels=3, problem_type='multi_label_classification'))):
         store = with_labels(STORE, labels, task)
         make = lambda: (torch.manual_seed(0), tf.BertForSequenceClassification(tf.BertConfig(**small(**CALM) | kind)))[1]
-        plain, fast = Engine(make(), FP32), FastEngine(make(), FP32, at_once=8)
+        plain, fast = Engine(make(), FP32), Fast(make(), FP32, at_once=8)
         np.testing.assert_allclose(losses(plain, store), losses(fast, store), rtol=2e-5)
         same_weights(plain.model, fast.model)
 
@@ -166,7 +172,7 @@ def test_causal_targets():
     targets = np.add.reduceat((labels != -100).astype(np.int64), ends[:-1])
     store = replace(STORE, labels=torch.from_numpy(labels.astype(np.int32)), task='causal', targets=targets, classes=())
     make = lambda: (torch.manual_seed(0), tf.LlamaForCausalLM(tf.LlamaConfig(**small(num_key_value_heads=1))))[1]
-    plain, fast = Engine(make(), FP32), FastEngine(make(), FP32, at_once=8)
+    plain, fast = Engine(make(), FP32), Fast(make(), FP32, at_once=8)
     np.testing.assert_allclose(losses(plain, store), losses(fast, store), rtol=2e-5)
     same_weights(plain.model, fast.model)
 
@@ -176,7 +182,7 @@ def test_causal_targets():
 @pytest.mark.parametrize('values', [dict(label_smoothing=.2), dict(class_weights=(.3, 2.)), dict(label_smoothing=.1, class_weights=(1., 4.)), dict(max_grad_norm=.05), dict(max_grad_norm=0.),
                                     dict(weight_decay=.3), dict(betas=(.7, .9), eps=1e-3)], ids=str)
 def test_values(values):
-    plain, fast = Engine(example_model(dropout=0.), FP32), FastEngine(example_model(dropout=0.), FP32)
+    plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     losses(fast)  # built with other values
     built = dict(fast.built)
     np.testing.assert_allclose(losses(plain, **values), losses(fast, **values), rtol=3e-5)
@@ -187,43 +193,60 @@ def test_values(values):
     if plain.max_grad_norm: assert float(fast.grad_norm) == pytest.approx(float(plain.grad_norm), rel=1e-3)
 
 
+def test_dropout_differs_between_steps_and_rows_of_replays():
+    "The same micro-batch three times at a rate of 0: with dropout three losses, without it one"
+    for dropout, different in ((.3, True), (0., False)):
+        engine = Fast(example_model(dropout=dropout), FP32)
+        engine.reset(lr=0.)
+        micro = next(iter(steps(STORE, np.arange(len(STORE)), 8, 1, 0, 'sorted', 8)))
+        found = {engine.step(STORE, micro).item() for _ in range(3)}
+        assert (len(found) == 3) == different, found
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='captures need a GPU')
+def test_steps_are_captured():
+    engine = Fast(model_of('deberta'), FP32)
+    losses(engine)
+    assert engine.graphs and not engine.notes and all(type(r).__name__ == 'builtin_function_or_method' or 'replay' in repr(r) for _, r in engine.built.values())
+
+
 def test_a_planted_fault_shows():
     "A divisor that is wrong by one row, a micro-batch that is lost"
-    plain, fast = Engine(example_model(dropout=0.), FP32), FastEngine(example_model(dropout=0.), FP32, at_once=4)
+    plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32, at_once=4)
     right = losses(plain)
     np.testing.assert_allclose(right, losses(fast), rtol=2e-5)
     work = FastEngine._work
     try:
         calls = itertools.count()
         FastEngine._work = lambda self, *a: next(calls) % 2 or work(self, *a)
-        lost = losses(FastEngine(example_model(dropout=0.), FP32, at_once=4))
+        lost = losses(Fast(example_model(dropout=0.), FP32, at_once=4, graphs=False))
     finally: FastEngine._work = work
     assert not np.allclose(right, lost, rtol=1e-2)
 
 
 def test_the_cut_of_the_caller_does_not_matter():
-    fast = FastEngine(example_model(dropout=0.), FP32)
+    fast = Fast(example_model(dropout=0.), FP32)
     a = losses(fast)
     for layout, physical in (('padded', None), ('padded', 2), ('full', 8)): np.testing.assert_allclose(a, losses(fast, layout=layout, physical=physical), rtol=1e-6)
 
 
 def test_a_moving_average_follows():
-    plain, fast = Engine(example_model(dropout=0.), FP32, ema=.9), FastEngine(example_model(dropout=0.), FP32, ema=.9)
+    plain, fast = Engine(example_model(dropout=0.), FP32, ema=.9), Fast(example_model(dropout=0.), FP32, ema=.9)
     losses(plain), losses(fast)
     for n in plain.average: torch.testing.assert_close(plain.average[n], fast.average[n], rtol=2e-3, atol=2e-4)
     torch.testing.assert_close(plain.predict(STORE, np.arange(5)), fast.predict(STORE, np.arange(5)), rtol=2e-3, atol=2e-4)
 
 
 def test_bf16_stays_close():
-    plain, fast = Engine(example_model(dropout=0.), BF16), FastEngine(example_model(dropout=0.), BF16)
+    plain, fast = Engine(example_model(dropout=0.), BF16), Fast(example_model(dropout=0.), BF16)
     np.testing.assert_allclose(losses(plain, epochs=2), losses(fast, epochs=2), rtol=.05)
 
 
 # resets
 
 def test_a_reset_engine_repeats_a_fresh_one():
-    fresh = losses(FastEngine(example_model(), FP32), epochs=2)
-    engine = FastEngine(example_model(), FP32)
+    fresh = losses(Fast(example_model(), FP32), epochs=2)
+    engine = Fast(example_model(), FP32)
     losses(engine, lr=1e-2, weight_decay=.5, label_smoothing=.3, class_weights=(5., 1.), max_grad_norm=.01)
     engine.predict(STORE, np.arange(10))
     assert losses(engine, epochs=2, label_smoothing=0., max_grad_norm=1.) == fresh
@@ -231,7 +254,7 @@ def test_a_reset_engine_repeats_a_fresh_one():
 
 
 def test_train_and_evaluate_alternate():
-    engine, other = FastEngine(example_model(dropout=0.), FP32), FastEngine(example_model(dropout=0.), FP32)
+    engine, other = Fast(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     engine.reset(lr=1e-3), other.reset(lr=1e-3)
     plan = list(steps(STORE, np.arange(len(STORE)), 8, 0, 0, 'sorted', 4))
     for micro in plan:
@@ -244,10 +267,10 @@ def test_train_and_evaluate_alternate():
 
 
 def test_memory_is_flat_over_resets():
-    engine = FastEngine(example_model(dropout=0.), FP32)
+    engine = Fast(example_model(dropout=0.), FP32)
     def tensors():
         gc.collect()
-        return sum(1 for o in gc.get_objects() if isinstance(o, torch.Tensor))
+        return sum(1 for o in gc.get_objects() if isinstance(o, torch.Tensor)) + (torch.cuda.memory_allocated() // 2**20 if torch.cuda.is_available() else 0)
     losses(engine)
     before = tensors()
     for _ in range(10): losses(engine, lr=1e-4, weight_decay=.1)
@@ -255,7 +278,7 @@ def test_memory_is_flat_over_resets():
 
 
 def test_a_second_number_of_rows_keeps_the_first():
-    engine = FastEngine(example_model(dropout=0.), FP32)
+    engine = Fast(example_model(dropout=0.), FP32)
     losses(engine, effective=16)
     built = set(engine.built)
     losses(engine, effective=4)
@@ -271,7 +294,7 @@ def test_a_second_number_of_rows_keeps_the_first():
 def test_compiled_layers_change_nothing_and_compile_once(how):
     import torch._dynamo
     torch._dynamo.reset()
-    plain, fast = Engine(model_of('bert'), FP32), FastEngine(model_of('bert'), FP32, layers=True, most=1, **how)
+    plain, fast = Engine(model_of('bert'), FP32), Fast(model_of('bert'), FP32, layers=True, most=1, **how)
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=1e-4)
     torch._dynamo.utils.counters.clear()
     again = losses(fast)
@@ -285,7 +308,7 @@ def test_reasons():
     ok = dict(kind='adamw', scaler=False, ranks=False, checkpointing='off', quantised=False, formats={torch.float32})
     assert fast_problem(**ok) == ''
     for bad in (dict(kind='adamw_8bit'), dict(scaler=True), dict(ranks=True), dict(checkpointing='full'), dict(quantised=True), dict(formats={torch.bfloat16})): assert fast_problem(**ok | bad)
-    engine = FastEngine(example_model(dropout=0.), FP32, checkpointing='full')
+    engine = Fast(example_model(dropout=0.), FP32, checkpointing='full')
     assert 'checkpointing' in engine.reason and 'plain' in repr(engine)
     np.testing.assert_allclose(losses(engine), losses(Engine(example_model(dropout=0.), FP32)), rtol=1e-5)
 
@@ -293,11 +316,11 @@ def test_reasons():
 def test_graphs_without_a_gpu_are_refused():
     from optkit.data import InputError
     if torch.cuda.is_available(): pytest.skip('this machine has a GPU')
-    with pytest.raises(InputError, match='GPU'): FastEngine(example_model(), FP32, graphs=True)
+    with pytest.raises(InputError, match='GPU'): Fast(example_model(), FP32, graphs=True)
 
 
 def test_weights_are_windows_and_saved_as_before(tmp_path):
-    engine = FastEngine(example_model(dropout=0.), FP32)
+    engine = Fast(example_model(dropout=0.), FP32)
     losses(engine)
     engine.model.save_pretrained(tmp_path)
     back = tf.BertForSequenceClassification.from_pretrained(tmp_path)
@@ -310,8 +333,8 @@ def test_weights_are_windows_and_saved_as_before(tmp_path):
 
 @pytest.mark.parametrize('name', ['bert', 'deberta'])
 def test_evaluation_in_places(name):
-    plain, fast = Engine(model_of(name), FP32), FastEngine(model_of(name), FP32, at_once=8)
-    fast.forward_in_places = True
+    plain, fast = Engine(model_of(name), FP32), Fast(model_of(name), FP32, at_once=8)
+    fast.forward_in_places = True  # elsewhere only on a GPU
     for rows in (np.arange(len(STORE)), np.array([5, 3, 30, 3]), np.array([7]), np.random.default_rng(0).permutation(len(STORE))):
         a, b = plain.predict(STORE, rows), fast.predict(STORE, rows)
         assert a.shape == b.shape
@@ -326,7 +349,7 @@ def test_evaluation_in_places(name):
 # what fails falls back, with a note
 
 def test_out_of_memory_takes_fewer_rows_at_once(monkeypatch):
-    plain, fast = Engine(example_model(dropout=0.), FP32), FastEngine(example_model(dropout=0.), FP32)
+    plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     build, tried = FastEngine._build, []
     def small_card(self, shape, *args):
         tried.append(shape.rows)
@@ -336,11 +359,11 @@ def test_out_of_memory_takes_fewer_rows_at_once(monkeypatch):
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)
     assert fast.at_once == 4 and any('at most 4 rows' in n for n in fast.notes) and max(tried) >= 8
     monkeypatch.setattr(FastEngine, '_build', lambda *a: (_ for _ in ()).throw(torch.OutOfMemoryError('CUDA out of memory')))
-    with pytest.raises(torch.OutOfMemoryError): losses(FastEngine(example_model(dropout=0.), FP32))
+    with pytest.raises(torch.OutOfMemoryError): losses(Fast(example_model(dropout=0.), FP32))
 
 
 def test_a_compiler_that_fails_is_left_out(monkeypatch):
-    plain, fast = Engine(example_model(dropout=0.), FP32), FastEngine(example_model(dropout=0.), FP32)
+    plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     build = FastEngine._build
     def broken(self, *args):
         if self.layers: raise RuntimeError('the compiler found no compiler')
@@ -353,7 +376,7 @@ def test_a_compiler_that_fails_is_left_out(monkeypatch):
 
 def test_an_error_of_the_step_itself_is_raised(monkeypatch):
     monkeypatch.setattr(FastEngine, '_build', lambda *a: (_ for _ in ()).throw(KeyError('odd')))
-    with pytest.raises(KeyError, match='odd'): losses(FastEngine(example_model(dropout=0.), FP32))
+    with pytest.raises(KeyError, match='odd'): losses(Fast(example_model(dropout=0.), FP32))
 
 
 def test_compiled_code_is_kept_in_the_run_folder(tmp_path):
