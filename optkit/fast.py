@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 
 from .batch_finder import is_out_of_memory
-from .data import IGNORED, InputError, MicroBatch, TokenStore, batch_of, steps
+from .data import IGNORED, InputError, TokenStore, batch_of, steps
 from .engine import Engine, Packing, step_weight
 from .engine import _trial_rows
 from .hardware import Choice
@@ -686,7 +686,7 @@ def step(self: FastEngine,
     micro: list # one optimizer step, see `data.steps`; how it was cut does not matter, since it is cut anew
 ) -> torch.Tensor: # as of `Engine.step`
     "Forward, backward, clip and update, from shapes that are built at their first use"
-    if self.reason or not len(micro) or not isinstance(micro[0], MicroBatch): return Engine.step(self, store, micro)
+    if self.reason or not len(micro): return Engine.step(self, store, micro)
     if not self.model.training: self.model.train()
     weight, rows = step_weight(store, micro, self.host_weights), np.concatenate([m.rows for m in micro])
     parts = self._ready(store, rows, weight)

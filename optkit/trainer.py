@@ -12,6 +12,7 @@ __all__ = ['SCHEDULES', 'ADAPTERS', 'ATTENTION', 'CLAIM_SWITCHES', 'log', 'CHANG
 import copy, json, logging, math, os, time, traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from html import escape
 from numbers import Integral
 from pathlib import Path
@@ -25,6 +26,7 @@ from .batch_finder import is_out_of_memory, planned_updates
 from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
 from .data import IGNORED, LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
 from .engine import CHECKPOINTING, OPTIMIZERS, Engine, training_flops, with_labels
+from .fast import FastEngine
 from .hardware import Choice
 from .hf import left_out, rows_of, settings_of, store_of
 from .metrics import ALL_METRICS, METRICS, TASK_METRICS, check_metric, score, signed
@@ -73,6 +75,7 @@ class TrainConfig(Hyperparameters):
     tf32: bool | None = None # TF32 for FP32 matrix products; None: chosen for the machine
     fused: bool = True # AdamW in one kernel; False: foreach
     compile: str | None = None # mode of torch.compile; None: eager
+    fast: bool = False # steps from a few shapes, on a GPU compiled by layer and captured as CUDA graphs: `fast.FastEngine`
     zero_grad_none: bool = True # drop gradients instead of zeroing them
     max_tokens: int | None = None # of a pack; None: `data.pack_budget` of the physical batch
     checkpointing: str = 'off' # gradient checkpointing, one of `engine.CHECKPOINTING`
@@ -126,6 +129,7 @@ def _contradictions(c):
     return [both(c.max_tokens, c.layout != 'packed', f"max_tokens is for the layout 'packed', but layout is {c.layout!r}; leave it out"),
             both(c.weights == 'bf16', c.precision in ('fp32', 'fp16'), f'weights in bf16 with products in {c.precision} contradict each other; leave out one of them'),
             both(c.weights == 'bf16', c.adapter, 'adapters train in fp32; load the model in bf16 instead of asking for weights'),
+            both(c.fast, c.compile, 'fast compiles each layer itself; leave compile out'),
             both(c.fp8, c.adapter, 'fp8 and adapters cannot be had together; leave out one of them')]
 
 # %% ../nbs/03_trainer.ipynb #d5224574
@@ -193,7 +197,8 @@ def make_engine(
     precision = choose_precision(hardware, prefer=config.precision, tf32=config.tf32, weights=config.weights, fp8=config.fp8, compiled=bool(config.compile), deterministic=config.deterministic,
                                  model=model if config.fp8 or config.cudnn_benchmark else None)
     if config.cudnn_benchmark is not None: precision = replace(precision, cudnn_benchmark=Choice(config.cudnn_benchmark, 'asked for'))
-    engine = Engine(model, precision, fused=config.fused, compile=config.compile, zero_grad_none=config.zero_grad_none, max_grad_norm=config.max_grad_norm,
+    kind = partial(FastEngine, at_once=config.physical_batch or 64) if config.fast else partial(Engine, compile=config.compile)
+    engine = kind(model, precision, fused=config.fused, zero_grad_none=config.zero_grad_none, max_grad_norm=config.max_grad_norm,
                   label_smoothing=config.label_smoothing, optimizer=config.optimizer, checkpointing=config.checkpointing, ema=config.ema, **kwargs)
     engine.peak = (hardware.gpu.peak or {}).get(precision.compute.value) if hardware.gpu and hardware.device == 'cuda' else None # FLOP/s, for MFU
     return engine
@@ -545,7 +550,7 @@ def _not_finite(self: Trainer, rows):
     return np.repeat(rows, self.store.targets[rows] if self.store.targets is not None else 1)[bad][:8].tolist()
 
 # %% ../nbs/03_trainer.ipynb #84293bb2
-CHANGES_NOTHING = {'physical_batch', 'eval_batch', 'layout', 'max_tokens', 'zero_grad_none', 'compile', 'checkpointing', 'eval_on_device', 'workers', 'pin_memory', 'persistent_workers', 'prefetch',
+CHANGES_NOTHING = {'physical_batch', 'eval_batch', 'layout', 'max_tokens', 'zero_grad_none', 'compile', 'fast', 'checkpointing', 'eval_on_device', 'workers', 'pin_memory', 'persistent_workers', 'prefetch',
                    'read_every', 'save_every', 'keep', 'recover', 'shrink', 'spike', 'tf32', 'fused', 'cudnn_benchmark', 'attention', 'deterministic'} # but rounding: a resumed run may have others
 
 @patch
@@ -761,7 +766,7 @@ def refit(self: Trainer,
     return [e.train_loss for e in self.position.history]
 
 # %% ../nbs/03_trainer.ipynb #d5c5827b
-BUILT_IN = {'precision', 'tf32', 'fused', 'compile', 'zero_grad_none', 'optimizer', 'checkpointing', 'attention', 'weights', 'fp8', 'cudnn_benchmark', 'deterministic', 'ema',
+BUILT_IN = {'precision', 'tf32', 'fused', 'compile', 'fast', 'zero_grad_none', 'optimizer', 'checkpointing', 'attention', 'weights', 'fp8', 'cudnn_benchmark', 'deterministic', 'ema',
             'adapter', 'adapter_rank', 'adapter_alpha', 'adapter_dropout', 'adapter_targets'} # what only `make_engine` reads
 
 def fold_runner(

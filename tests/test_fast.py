@@ -391,3 +391,41 @@ print(torch.compile(lambda x: x.sin() + 1)(torch.ones(4)).sum().item())
     first = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert first.returncode == 0, first.stderr[-500:]
     assert any((tmp_path / 'cache' / 'inductor').rglob('*.*')) and not list((tmp_path / 'cache').rglob('*.tmp'))
+
+
+# in the trainer
+
+@pytest.mark.parametrize('layout', ['sorted', 'packed'])
+def test_a_trainer_on_the_fast_engine(layout, tmp_path):
+    "The same epochs, scores and weights as on the plain engine; resumed from a checkpoint the same bits as in one go"
+    from optkit.trainer import TrainConfig, Trainer, make_engine
+    rows = np.arange(len(STORE))
+    train, valid = rows[:28], rows[28:]
+    config = TrainConfig(epochs=3, lr=3e-3, effective_batch=8, layout=layout, metric='loss', precision='fp32', tf32=False if torch.cuda.is_available() else None, save_every=3)
+    def run(config, folder=None, **extra):
+        engine = make_engine(example_model(dropout=.1 if folder else 0.), config, MACHINE)
+        if isinstance(engine, FastEngine): engine.layers = False
+        return engine, Trainer(engine, STORE, config, folder=folder, **extra)
+    plain, fast = run(config), run(replace(config, fast=True))
+    a, b = plain[1].fit(train, valid), fast[1].fit(train, valid)
+    assert isinstance(fast[0], FastEngine) and not fast[0].reason
+    np.testing.assert_allclose([e.train_loss for e in a.history], [e.train_loss for e in b.history], rtol=1e-4)
+    np.testing.assert_allclose([e.valid_loss for e in a.history], [e.valid_loss for e in b.history], rtol=1e-4)
+    same_weights(plain[0].model, fast[0].model)
+    whole = run(replace(config, fast=True), tmp_path / 'whole')
+    whole[1].fit(train, valid)
+    class Stop(Exception): pass
+    def stop(event):
+        if stop.count == 7: raise Stop
+        stop.count += 1
+    stop.count = 0
+    cut_short = run(replace(config, fast=True), tmp_path / 'parts', on_step=lambda *a: stop(a))
+    with pytest.raises(Stop): cut_short[1].fit(train, valid)
+    again = run(replace(config, fast=True), tmp_path / 'parts')
+    again[1].fit(train, valid, resume=True)
+    for (n, p), (_, q) in zip(whole[0].model.named_parameters(), again[0].model.named_parameters()): assert torch.equal(p, q), n
+
+
+def test_fast_and_compile_contradict():
+    from optkit.trainer import TrainConfig
+    with pytest.raises(ValueError, match='fast compiles'): TrainConfig(fast=True, compile='default')
