@@ -423,6 +423,15 @@ def step(self: FlatAdamW, closure=None):
         self.update(*flat.values(), values['step'], group['lr'], values['weight_decay'], values['beta1'], values['beta2'], values['eps'], factor)
 
 @patch
+def attach(self: FlatAdamW):
+    "Point gradients at the long arrays again, should something have put others in their place"
+    for group, flat in zip(self.param_groups, self.flat):
+        at = 0
+        for p in group['params']:
+            if p.grad is None or p.grad.data_ptr() != flat['g'].data_ptr() + at * flat['g'].element_size(): p.grad = flat['g'][at:at + p.numel()].view(p.shape)
+            at += p.numel()
+
+@patch
 def zero_grad(self: FlatAdamW, set_to_none: bool = True):
     "Clear the gradients, which stay where they are"
     for flat in self.flat: flat['g'].zero_()
@@ -585,6 +594,7 @@ def _work(self: FastEngine, static, call):
 def _build(self: FastEngine, shape, store, call, placed, weight):
     "What runs a shape: its inputs and a function without arguments"
     start, static = time.perf_counter(), StaticBatch(shape, store, self.device)
+    self.optimizer.attach()
     def run():
         with self._switched(call): self._work(static, call)
     static.put(store, placed, weight)

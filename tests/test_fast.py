@@ -429,3 +429,24 @@ def test_a_trainer_on_the_fast_engine(layout, tmp_path):
 def test_fast_and_compile_contradict():
     from optkit.trainer import TrainConfig
     with pytest.raises(ValueError, match='fast compiles'): TrainConfig(fast=True, compile='default')
+
+
+def test_adapters():
+    from peft import LoraConfig, get_peft_model
+    def adapted():
+        torch.manual_seed(0)
+        model = get_peft_model(example_model(dropout=0.), LoraConfig(r=4, target_modules='all-linear', task_type='SEQ_CLS'))
+        with torch.no_grad():
+            for n, p in model.named_parameters():
+                if 'lora_B' in n: p.normal_(0, .02)
+        return model
+    plain, fast = Engine(adapted(), FP32), Fast(adapted(), FP32)
+    np.testing.assert_allclose(losses(plain, lr=1e-2), losses(fast, lr=1e-2), rtol=2e-5)
+    assert not fast.reason and isinstance(fast.call_for(STORE), PlacedPacking), fast.notes
+    same_weights(plain.model, fast.model)
+
+
+def test_gradients_that_others_have_replaced():
+    fast, plain = Fast(example_model(dropout=0.), FP32), Engine(example_model(dropout=0.), FP32)
+    for p in fast.model.parameters(): p.grad = None
+    np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)
