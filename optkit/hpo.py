@@ -28,7 +28,7 @@ from .batch_finder import is_out_of_memory
 from .data import InputError
 from .folds import check_folds, stratified_folds
 from .simulator import Replay, replay, simulated_runner
-from .storage import Place, check_write, is_dead, move_aside, open_storage, silent, sqlite_storage, worker_id
+from .storage import Place, is_dead, move_aside, open_storage, silent, sqlite_storage, worker_id, writing
 from .strategies import Course, History, Shape, Strategy, as_strategy, default_sampler, follow, told_value
 from .trainer import TrainConfig, Trainer, fold_runner
 
@@ -240,7 +240,7 @@ def _plan(runner_or_trainer, space, n_trials, budget, folds, epochs, strategy, s
     _whole('folds', folds, 1)
     epochs = getattr(runner, 'epochs', None) if epochs is None else epochs
     _whole('epochs', epochs, 1, optional=True)
-    strategy, shape = as_strategy(strategy), Shape(folds, epochs, n_trials, seed)
+    with silent(): strategy, shape = as_strategy(strategy), Shape(folds, epochs, n_trials, seed)
     if len(directions) > 1:
         if type(strategy) is not Strategy and strategy.name != 'racing': raise InputError(f'strategy {strategy.name!r} compares one objective; with several, use none')
         strategy = Strategy()
@@ -270,9 +270,8 @@ def _open_study(plan: Plan, place: Place) -> optuna.Study:
         known = plan.name in optuna.get_all_study_names(place.storage)
         if known: _check_same(plan, optuna.load_study(study_name=plan.name, storage=place.storage))
         study = optuna.create_study(storage=place.storage, study_name=plan.name, directions=list(plan.directions), load_if_exists=True, pruner=plan.strategy.pruner(plan.shape))
-    check_write(place, study)
     settings = _settings(study) or plan.settings()
-    if not _settings(study): study.set_user_attr('optkit', settings)
+    study.set_user_attr('optkit', settings) # written again, so that a storage that can only be read is seen
     if plan.shape.seed != settings['seed']: plan.shape = Shape(plan.shape.folds, plan.shape.epochs, plan.shape.trials, settings['seed']) # a study keeps its first seed
     used = [*study.user_attrs.get('strategies', [])]
     if repr(plan.strategy) not in used[-1:]: study.set_user_attr('strategies', used + [repr(plan.strategy)])
@@ -428,12 +427,21 @@ def begin(self: Search, trial, params) -> Running:
     "Put a trial on its way, with the folds that an interrupted one left it"
     done, stride, sign = trial.user_attrs.get('folds', {}), self.plan.stride, self.plan.sign
     scores, several = [*done.get('scores', [])], len(self.plan.directions) > 1
-    old = trial.user_attrs.get('resumed_from')
-    kept = curves(self.trials()[old], stride)[:len(scores)] if scores and not several else []
+    kept = [] if several else self._kept(trial, stride)[:len(scores)]
+    if not several: scores = scores[:len(kept)]
     for fold, values in enumerate(kept):
         for epoch, value in enumerate(values, 1): trial.report(value, fold * stride + epoch)
     course = Course(trial.number, [[sign * v for v in c] for c in kept] if not several else [[0.]] * len(scores), 'epochs' not in trial.params)
     return Running(trial, params, course, scores, done.get('seconds', 0.), done.get('training', 0.), done.get('epochs', 0))
+
+@patch
+def _kept(self: Search, trial, stride):
+    "Values that the interrupted trials before this one left; the fullest, since the last may have been cut short while it copied them"
+    trials, old, best = self.trials(), trial.user_attrs.get('resumed_from'), []
+    while old is not None:
+        found = curves(trials[old], stride)
+        best, old = max(best, found, key=lambda c: sum(map(len, c))), trials[old].user_attrs.get('resumed_from')
+    return best
 
 @patch
 def values(self: Search, run: Running, params: dict, fold: int) -> Iterator[float]:
@@ -664,7 +672,7 @@ def tune(
     if place.note: say(place.note)
     try:
         if fresh: place, said = move_aside(place, plan.name); said and say(said)
-        with place.lock(): study = _open_study(plan, place)
+        with place.lock(), writing(plan.name): study = _open_study(plan, place)
         if workers > 1: return _run_workers(plan, place, study, storage, progress)
         search = Search(plan, place, study, on_epoch, on_trial, say, progress)
         search.run()
@@ -728,4 +736,4 @@ def study_summary(
     full = sum(t['params']['epochs'] * folds if 'epochs' in t['params'] else full_epochs for t in over)
     return dict(name=study.study_name, metric=metric, direction='minimize' if sign < 0 else 'maximize', trials=trials, best=best.number if best else None, planned=planned,
                 folds=folds, epochs_spent=sum(t['epochs'] or 0 for t in over), epochs_full=full,
-                controller=None if strategy is None else dict(asdict(strategy) if is_dataclass(strategy) else {}, strategy=strategy.name))
+                controller=None if strategy is None else json.loads(json.dumps(dict(asdict(strategy) if is_dataclass(strategy) else {}, strategy=strategy.name))))
