@@ -304,7 +304,7 @@ def parallel_figure(study: optuna.Study, where: str = '', most: int = 300): # a 
     axes = figure.subplots()
     for n, (trial, row) in enumerate(zip(told, zip(*columns))):
         whole = ended(trial) != 'stopped'
-        axes.plot(row, color=colormaps['viridis_r'](shade[n]), alpha=.9 if whole else .3, linewidth=1.4 if whole else .7, linestyle='-' if whole else (0, (4, 3)), zorder=2 + whole)
+        axes.plot(row, color=colormaps['viridis_r'](shade[n]), alpha=.9 if whole else .5, linewidth=1.4 if whole else .8, linestyle='-' if whole else (0, (4, 3)), zorder=2 + whole)
     _parallel_axes(axes, names, told, values)
     axes.set_title(f'{len(told)} trials{" – " + where if where else ""}: solid ran all folds, dashed were stopped and have a predicted value')
     return figure

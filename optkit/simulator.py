@@ -270,6 +270,7 @@ HELD_OUT = 25 # seeds from here on were not used while the strategies were built
 TABLE = dict( # kind: (curves, trials)
     synthetic=(lambda seed: SyntheticCurves(), 400), noisy=(lambda seed: SyntheticCurves(**NOISY), 400),
     small_12=(lambda seed: SyntheticCurves(name='small_12'), 12), small_20=(lambda seed: SyntheticCurves(name='small_20'), 20), small_40=(lambda seed: SyntheticCurves(name='small_40'), 40),
+    small_120=(lambda seed: SyntheticCurves(name='small_120'), 120), small_200=(lambda seed: SyntheticCurves(name='small_200'), 200),
     short_40=(lambda seed: SyntheticCurves(name='short_40', folds=3, epochs=10), 40))
 BUDGETS = (10_000, 20_000, 30_000)
 
