@@ -235,7 +235,8 @@ def copy_with(value, **changes):
 
 # %% ../nbs/03c_strategies.ipynb #a70cffa3
 @patch
-def exempt(self: Racing, number: int, shape: Shape) -> bool: # whether this trial finishes its first fold whatever it scores
+def exempt(self: Racing, number: int, shape: Shape) -> bool:
+    "Whether this trial finishes its first fold whatever it scores"
     return number < self.sized(shape).first or draw(shape.seed, number) < self.share
 
 @patch
@@ -413,6 +414,7 @@ def as_strategy(
 
 def told_value(verdict: Verdict, history: History) -> float:
     "What the sampler is told of a stopped trial with a prediction: never as good as the best complete one"
+    if not history.complete: return verdict.predicted
     return min(verdict.predicted, history.best - 1e-6 * max(1., abs(history.best)))
 
 # %% ../nbs/03c_strategies.ipynb #84267b1f

@@ -112,6 +112,19 @@ def test_exactly_n_trials_when_all_fail_and_the_summary_still_renders():  # optu
     assert summary['best'] is None and summary['epochs_spent'] == 0 and len(summary['trials']) == 7 and summary['epochs_full'] == 63
 
 
+@pytest.mark.parametrize('told', ['pruned', 'predicted'])
+def test_exactly_n_trials_when_all_are_stopped_and_the_report_still_renders(told):  # optuna/optuna#3518, #2743
+    from optkit.report import study_figure
+    from optkit.strategies import Verdict
+    class Never(Strategy):
+        def between(self, course, history, shape, asked=None): return Verdict(True, 'never good enough', course.scores[0] - 1)
+    Never.told = told
+    study = run(simulated_runner(), 7, strategy=Never())
+    assert states(study) == ['stopped'] * 7 and best_complete(study) is None and len(study.trials) == 7
+    summary = study_summary(study, 'macro_f1', 7, 9)
+    assert summary['best'] is None and summary['epochs_spent'] == 21 and study_figure(summary) is not None
+
+
 def test_other_errors_end_the_study():
     for exc in (ValueError('shape'), RuntimeError('device-side assert'), InputError('no such field')):
         def runner(params, fold): raise exc
@@ -317,7 +330,7 @@ def test_requeue_takes_only_what_was_left_running(storage):
 def test_a_resumed_study_is_the_one_that_was_not_interrupted(tmp_path):
     plain = simulated_runner()
     whole = run(plain, 25, seed=3)
-    for n, at in enumerate((5, 21, 33)):
+    for n, at in enumerate((5, 33)):
         with pytest.raises(KeyboardInterrupt): run(Counting(at), 25, seed=3, storage=tmp_path / f'{n}.db', epochs=3)
         again = run(Counting(), 25, seed=n, storage=tmp_path / f'{n}.db', epochs=3)  # another seed is not listened to
         kept = [t for t in again.trials if ended(t)]
@@ -702,8 +715,36 @@ def kill_one_of(tmp_path, storage, count, trials, pause):
 
 
 def test_three_processes_share_a_study_and_one_is_killed(tmp_path):
-    kill_one_of(tmp_path, tmp_path / 'study.db', 3, 20, .1)
-    check_shared(load(tmp_path / 'study.db'), 20)
+    kill_one_of(tmp_path, tmp_path / 'study.db', 3, 12, .1)
+    check_shared(load(tmp_path / 'study.db'), 12)
+
+
+MID_WRITE = textwrap.dedent("""
+    import os, signal, sys
+    from sqlalchemy.orm import Session
+    import shared
+    from optkit.hpo import tune
+    plain, calls = Session.commit, []
+    def commit(self):
+        self.flush()  # what is written is in the open transaction
+        calls.append(1)
+        if len(calls) == int(sys.argv[2]): os.kill(os.getpid(), signal.SIGKILL)
+        plain(self)
+    Session.commit = commit
+    tune(shared.Runner(sys.argv[3], 0.), shared.space, 6, folds=3, storage=sys.argv[1], strategy='none', progress=False)
+""")
+
+
+@pytest.mark.parametrize('commit', [12, 33, 40])
+def test_killed_in_the_middle_of_a_write(tmp_path, commit):
+    (tmp_path / 'shared.py').write_text(MODULE); (tmp_path / 'dies.py').write_text(MID_WRITE)
+    env = dict(os.environ, PYTHONPATH=f'{ROOT}{os.pathsep}{tmp_path}', OMP_NUM_THREADS='1')
+    process = subprocess.run([sys.executable, str(tmp_path / 'dies.py'), str(tmp_path / 'study.db'), str(commit), str(tmp_path / 'log')], env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    plain = simulated_runner()
+    study = tune(lambda p, f: plain(p, f), lambda trial: dict(lr=trial.suggest_float('lr', 1e-5, 1e-1, log=True), weight_decay=trial.suggest_float('weight_decay', 1e-3, 1, log=True)), 6, folds=3, epochs=3,
+                 storage=tmp_path / 'study.db', strategy='none', progress=False)
+    check_shared(study, 6)
 
 
 @pytest.mark.slow
