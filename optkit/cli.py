@@ -110,7 +110,8 @@ def _study_of(path, name):
     storage = open_storage(file).storage
     with silent():
         names = optuna.get_all_study_names(storage)
-        if (name or names[0] if names else None) not in names or name is None and len(names) > 1: raise InputError(f"{file}: holds the studies {', '.join(names) or 'none'}; choose one with --name")
+        if name not in names if name else len(names) != 1:
+            raise InputError(f"{file}: holds the studies {', '.join(names) or 'none'}; choose one with --name")
         return optuna.load_study(study_name=name or names[0], storage=storage)
 
 # %% ../nbs/05a_cli.ipynb #ac44d6b8

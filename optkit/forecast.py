@@ -52,6 +52,7 @@ def cost_interval(
     mid = left * recent_mean(costs)
     return mid, mid * math.exp(-width), mid * math.exp(width)
 
+# %% ../nbs/04c_forecast.ipynb #1030a2dc
 def coverage(
     costs: np.ndarray, left: int, # as above
     confidence: float = .8, points: int = 12
@@ -65,8 +66,10 @@ def coverage(
     return (float(np.mean(held)), len(held)) if held else (None, 0)
 
 # %% ../nbs/04c_forecast.ipynb #a1c1550d
-REPORTS_PROFILE = (('bootstrap', 30, 10., 10.), ('1 fold', 1478, 2., 3.), ('2 folds', 369, 3., 4.), ('3 folds', 92, 5., 6.), ('5 folds', 31, 9., 10.)) # folds reached, trials, hours a trial from and to
+REPORTS_PROFILE = ( # folds reached, trials, hours a trial from and to
+    ('bootstrap', 30, 10., 10.), ('1 fold', 1478, 2., 3.), ('2 folds', 369, 3., 4.), ('3 folds', 92, 5., 6.), ('5 folds', 31, 9., 10.))
 
+# %% ../nbs/04c_forecast.ipynb #9f756404
 @dataclass(frozen=True)
 class Forecast:
     "How long a study takes from here"
@@ -105,6 +108,7 @@ class Forecast:
         rows = ''.join(f"<tr><td>{escape(str(p['folds']))}</td><td>{p['trials']}</td><td>{p['hours']:.2f}</td><td>{p['share']:.0%}</td></tr>" for p in self.profile)
         return f'<p>{escape(repr(self))}</p><table><tr>{head}</tr>{rows}</table>'
 
+# %% ../nbs/04c_forecast.ipynb #61e5e544
 def _time(seconds):
     if seconds < 90: return f'{seconds:.2g} s' if seconds < 10 else f'{seconds:.0f} s'
     if seconds < 5400: return f'{seconds / 60:.0f} min'
@@ -228,7 +232,8 @@ class Confirmation:
 
     def _repr_html_(self):
         head = ''.join(f'<th>{h}</th>' for h in ('trial', 'score in the search', 'score on new folds', *self.rows[0].params))
-        rows = ''.join(f'<tr><td>{r.number}</td><td>{r.search:.4f}</td><td>{r.fresh:.4f}</td>' + ''.join(f'<td>{v:.3g}</td>' if isinstance(v, float) else f'<td>{escape(str(v))}</td>' for v in r.params.values()) + '</tr>' for r in self.rows)
+        cells = lambda r: ''.join(f'<td>{v:.3g}</td>' if isinstance(v, float) else f'<td>{escape(str(v))}</td>' for v in r.params.values())
+        rows = ''.join(f'<tr><td>{r.number}</td><td>{r.search:.4f}</td><td>{r.fresh:.4f}</td>{cells(r)}</tr>' for r in self.rows)
         return f'<table><tr>{head}</tr>{rows}</table>'
 
 # %% ../nbs/04c_forecast.ipynb #1ae3e73f
@@ -313,7 +318,8 @@ def _parallel_axes(axes, names, told, values):
     for n, name in enumerate([*names, 'value']):
         axes.axvline(n, color='0.4', linewidth=.8)
         d = told[0].distributions.get(name)
-        ends = (f'{values.min():.4g}', f'{values.max():.4g}') if d is None else tuple(f'{v:.3g}' if isinstance(v, float) else str(v) for v in (d.choices[0], d.choices[-1])) if hasattr(d, 'choices') else (f'{d.low:.3g}', f'{d.high:.3g}')
+        ends = (values.min(), values.max()) if d is None else (d.choices[0], d.choices[-1]) if hasattr(d, 'choices') else (d.low, d.high)
+        ends = [f'{v:.4g}' if isinstance(v, float) else str(v) for v in ends]
         for y, end, side in ((-.03, ends[0], 'top'), (1.03, ends[1], 'bottom')): axes.text(n, y, end, ha='center', va=side, fontsize=8)
     axes.set_xticks(range(len(names) + 1), [*names, 'value'])
     axes.tick_params(axis='x', pad=14, length=0)

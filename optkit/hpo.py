@@ -227,7 +227,8 @@ class Plan:
     def stride(self) -> int: return self.shape.epochs or 1_000_000
 
     def settings(self) -> dict: # plain values, kept with the study
-        return dict(format=FORMAT, folds=self.shape.folds, epochs=self.shape.epochs, stride=self.stride, directions=list(self.directions), seed=self.shape.seed, space=self.space.known, data=json.loads(json.dumps(self.identity)))
+        size = dict(folds=self.shape.folds, epochs=self.shape.epochs, stride=self.stride, directions=list(self.directions), seed=self.shape.seed)
+        return dict(size, format=FORMAT, space=self.space.known, data=json.loads(json.dumps(self.identity)))
 
 # %% ../nbs/04_hpo.ipynb #0b187caa
 def _plan(runner_or_trainer, space, n_trials, budget, folds, epochs, strategy, sampler, name, workers, seed, direction, first, identity):
@@ -434,6 +435,7 @@ def begin(self: Search, trial, params) -> Running:
     course = Course(trial.number, [[sign * v for v in c] for c in kept] if not several else [[0.]] * len(scores), 'epochs' not in trial.params)
     return Running(trial, params, course, scores, done.get('seconds', 0.), done.get('training', 0.), done.get('epochs', 0))
 
+# %% ../nbs/04_hpo.ipynb #8d8a2520
 @patch
 def _kept(self: Search, trial, stride):
     "Values that the interrupted trials before this one left; the fullest, since the last may have been cut short while it copied them"
@@ -486,6 +488,7 @@ def fold_done(self: Search, run: Running, course: Course):
     run.tuples = []
     run.trial.set_user_attr('folds', dict(scores=run.scores, **run.bill()))
 
+# %% ../nbs/04_hpo.ipynb #dd764aee
 @patch
 def run_trial(self: Search, trial: Trial, params: dict):
     "Run a trial to its end and tell it. Raises what is no matter of the trial."
@@ -582,6 +585,7 @@ def _end(self: Search, run, how, reason, build):
     run.trial.set_user_attr('spent', said)
     run.trial.set_user_attr('ended', how)
 
+# %% ../nbs/04_hpo.ipynb #49c876ee
 class _Heartbeat:
     "Says every minute that the trial is alive, where the storage listens"
     def __init__(self, study, trial):
@@ -681,6 +685,7 @@ def tune(
         raise
     return study
 
+# %% ../nbs/04_hpo.ipynb #1b79beca
 def _undo(place, name):
     "A file that was made for a study in which nothing ended is taken away again"
     if not (place.new and place.path and place.path.exists()): return
@@ -693,9 +698,11 @@ def _undo(place, name):
 # %% ../nbs/04_hpo.ipynb #59c8fb45
 def _check_workers(plan, storage):
     if isinstance(plan.runner, TrainerRunner): raise InputError('an engine cannot be sent to other processes; start one process a GPU with the same storage, each with workers=1')
-    if storage is not None and not isinstance(storage, (str, Path)) or str(storage) == 'memory': raise InputError(f'{plan.workers} workers need a storage that they can share: a path or an address')
+    if storage is not None and not isinstance(storage, (str, Path)) or str(storage) == 'memory':
+        raise InputError(f'{plan.workers} workers need a storage that they can share: a path or an address')
     try: pickle.dumps((plan.runner, plan.space, plan.strategy, plan.sampler))
-    except Exception as exc: raise InputError(f'{plan.workers} workers need a runner and a space that can be sent to another process: functions of a module, not of a notebook ({str(exc)[:80]})') from None
+    except Exception as exc:
+        raise InputError(f'{plan.workers} workers need a runner and a space that can be sent to another process: functions of a module, not of a notebook ({str(exc)[:80]})') from None
 
 def _run_workers(plan, place, study, storage, progress):
     where = str(place.path) if place.path else str(storage)
@@ -709,7 +716,8 @@ def _run_workers(plan, place, study, storage, progress):
         raise
     with place.lock(), silent(): requeue_interrupted(study)
     n = sum(ended(t) is not None for t in study.get_trials(deepcopy=False))
-    if all(w.exitcode for w in workers) or (plan.budget is None and n < plan.n_trials): raise RuntimeError(f'the workers ended with exit codes {[w.exitcode for w in workers]} and {n} finished trials; the same call goes on')
+    if all(w.exitcode for w in workers) or (plan.budget is None and n < plan.n_trials):
+        raise RuntimeError(f'the workers ended with exit codes {[w.exitcode for w in workers]} and {n} finished trials; the same call goes on')
     return study
 
 def _work(plan, where, progress):
@@ -731,7 +739,8 @@ def study_summary(
     say = lambda t: ended(t) or ('interrupted' if t.user_attrs.get('interrupted') else t.state.name.lower())
     trials = [dict(number=t.number, state=say(t), value=None if t.value is None else sign * t.value, params=t.params, fold_scores=[sign * v for v in fold_scores(t)],
                    stopped_after=t.user_attrs.get('stopped_after'), seconds=spent(t)['seconds'], epochs=spent(t)['epochs'], reason=t.user_attrs.get('reason'),
-                   resumed_from=t.user_attrs.get('resumed_from'), physical_batch=t.user_attrs.get('physical_batch'), decisions=t.user_attrs.get('decisions', [])) for t in study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
+                   resumed_from=t.user_attrs.get('resumed_from'), physical_batch=t.user_attrs.get('physical_batch'), decisions=t.user_attrs.get('decisions', []))
+              for t in study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
     best, over, folds = best_complete(study), [t for t in trials if t['state'] in ('complete', 'stopped', 'failed')], _settings(study).get('folds')
     full = sum(t['params']['epochs'] * folds if 'epochs' in t['params'] else full_epochs for t in over)
     return dict(name=study.study_name, metric=metric, direction='minimize' if sign < 0 else 'maximize', trials=trials, best=best.number if best else None, planned=planned,

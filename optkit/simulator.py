@@ -231,6 +231,7 @@ class Replay:
         kept = 'the same winner' if self.winner == self.winner_then else f'trial {self.winner_then} instead of {self.winner} as the winner, {self.lost:.4f} worse'
         return f'Replay of {self.trials} trials under {self.strategy}: {self.epochs_then:,} instead of {self.epochs:,} epochs ({share} saved), {self.stopped} stopped, {kept}'
 
+# %% ../nbs/03d_simulator.ipynb #5bdfe086
 def replay(
     courses: Sequence[Course], # of finished trials, in the order in which they ended; `hpo.courses(study)` makes them
     strategy: str | Strategy = 'racing',
@@ -363,7 +364,8 @@ def _table_row(kind, strategy, part, mine, none, margin):
                 difference=dict(mean=float(differences.mean()), low=low, high=high), non_inferior=bool(high < margin and len(found) == len(mine)))
     keys = [k for k in found[0][0] if k.startswith('regret_') and k in found[0][1]]
     at = {k: np.array([[a[k], b[k]] for a, b in found if math.isfinite(a[k] + b[k])]) for k in keys}
-    return row | dict(equal_budget={k[7:]: dict(regret=float(v[:, 0].mean()), none=float(v[:, 1].mean()), difference=dict(zip(('low', 'high'), interval(v[:, 0] - v[:, 1])))) for k, v in at.items() if len(v) > 1})
+    budget = lambda v: dict(regret=float(v[:, 0].mean()), none=float(v[:, 1].mean()), difference=dict(zip(('low', 'high'), interval(v[:, 0] - v[:, 1]))))
+    return row | dict(equal_budget={k[7:]: budget(v) for k, v in at.items() if len(v) > 1})
 
 # %% ../nbs/03d_simulator.ipynb #329c429e
 def main(argv: list[str] | None = None) -> Path: # the record
@@ -380,9 +382,9 @@ def main(argv: list[str] | None = None) -> Path: # the record
     studies = run_table(kinds, [as_strategy(s).name for s in args.strategies], args.seeds, args.journal, not args.quiet)
     margins = {k: .01 if k.startswith('taskset') else make(0).margin for k, (make, _) in kinds.items()}
     command = shlex.join(['python', '-m', 'optkit.simulator', '--seeds', str(args.seeds), *(['--taskset', 'FOLDER'] if args.taskset else [])])
-    record = dict(provenance=dict(provenance(detect(), command), seeds=args.seeds, held_out_from=HELD_OUT, note='regret: true loss of the winner above the optimum; taskset rows are judged by the share of configurations better than the winner'),
-                  rows=summarise_table(studies, margins))
-    return write_json(args.out, record)
+    note = 'regret: true loss of the winner above the optimum; taskset rows are judged by the share of configurations better than the winner'
+    said = dict(provenance(detect(), command), seeds=args.seeds, held_out_from=HELD_OUT, note=note)
+    return write_json(args.out, dict(provenance=said, rows=summarise_table(studies, margins)))
 
 # %% ../nbs/03d_simulator.ipynb #b78d9d72
 #| eval: false

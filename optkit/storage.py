@@ -56,6 +56,7 @@ def sqlite_storage(
     "Optuna's relational storage on a SQLite file"
     return _relational(URL.create('sqlite', database=str(path)).render_as_string(hide_password=False), Path(path)) # the address quotes what a folder's name may hold
 
+# %% ../nbs/03e_storage.ipynb #91994c34
 def _relational(url, path=None):
     said = str(path or make_url(url).render_as_string())
     options = dict(connect_args=dict(timeout=60)) if path else dict(pool_pre_ping=True)
@@ -63,7 +64,8 @@ def _relational(url, path=None):
         with silent(), FileLock(f'{path}-lock') if path else nullcontext(): # one process makes the tables
             return RDBStorage(url, engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
     except (ImportError, NoSuchModuleError) as exc: raise InputError(f'{said}: the driver of this database is missing ({_line(exc)}); install it') from None
-    except (DatabaseError, RuntimeError, OSError) as exc: raise InputError(f'{said}: cannot be opened, is damaged, or belongs to another version of Optuna ({_line(exc)}); use another place') from None
+    except (DatabaseError, RuntimeError, OSError) as exc:
+        raise InputError(f'{said}: cannot be opened, is damaged, or belongs to another version of Optuna ({_line(exc)}); use another place') from None
 
 def _line(exc): return (str(exc).splitlines() or [type(exc).__name__])[0][:120]
 
