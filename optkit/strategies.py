@@ -386,7 +386,7 @@ class PrunerStrategy(Strategy):
 @dataclass(frozen=True, repr=False)
 class Reports(Strategy):
     "The practice of the source reports: patience around Hyperband, factor 4, 30 bootstrap trials, folds reported by epoch"
-    patience: int = 5 # of PatientPruner; the reports do not give theirs
+    patience: int = 10 # of PatientPruner; the reports do not give theirs, and much depends on it (chapter 03d)
     eta: int = 4
     bootstrap: int = 30
     steps: str = 'epoch' # see `PrunerStrategy`
