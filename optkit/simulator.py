@@ -361,7 +361,7 @@ def _table_row(kind, strategy, part, mine, none, margin):
     if len(found) < 2: return dict(row, regret=None, non_inferior=False)
     values, differences = np.array([a[measure] for a, _ in found]), np.array([a[measure] - b[measure] for a, b in found])
     low, high = interval(differences)
-    row |= dict(regret=float(np.mean([a['regret'] for a, _ in found])), regret_se=float(np.std([a['regret'] for a, _ in found], ddof=1) / len(found) ** .5), value=float(values.mean()),
+    row |= dict(regret=float(np.mean([a['regret'] for a, _ in found])), regret_none=float(np.mean([b['regret'] for _, b in found])), regret_se=float(np.std([a['regret'] for a, _ in found], ddof=1) / len(found) ** .5), value=float(values.mean()),
                 difference=dict(mean=float(differences.mean()), low=low, high=high), non_inferior=bool(high < margin and len(found) == len(mine)))
     keys = [k for k in found[0][0] if k.startswith('regret_') and k in found[0][1]]
     at = {k: np.array([[a[k], b[k]] for a, b in found if math.isfinite(a[k] + b[k])]) for k in keys}
