@@ -692,7 +692,8 @@ def _undo(place, name):
     with silent(): names = optuna.get_all_study_names(place.storage)
     if names not in ([], [name]) or any(ended(t) for n in names for t in optuna.load_study(study_name=n, storage=place.storage).get_trials(deepcopy=False)): return
     if place.kind == 'sqlite': place.storage.remove_session()
-    for path in (place.path, Path(f'{place.path}-lock'), Path(f'{place.path}-journal')): path.unlink(missing_ok=True)
+    if hasattr(place.storage, 'engine'): place.storage.engine.dispose()
+    for end in ('', '-lock', '-journal', '-wal', '-shm'): Path(f'{place.path}{end}').unlink(missing_ok=True)
     if not any(place.path.parent.iterdir()): place.path.parent.rmdir()
 
 # %% ../nbs/04_hpo.ipynb #59c8fb45
