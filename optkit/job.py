@@ -23,9 +23,10 @@ from .data import InputError, MicroBatch, read_table, tokenise
 from .engine import DEMO_MODEL, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
 from .folds import check_folds, hold_out, stratified_folds
 from .hardware import detect
-from .hpo import FoldStopping, best_complete, parse_space, sqlite_storage, study_summary, tune
+from .hpo import best_complete, parse_space, sqlite_storage, study_summary, tune
 from .ladder import default_rungs, measure_ladder
 from .precision import attention_ran, choose_precision
+from .strategies import STRATEGIES, as_strategy
 from .timing import provenance, read_json, write_json
 from .trainer import METRICS, TrainConfig, Trainer, fold_runner, make_engine, score
 
@@ -55,6 +56,7 @@ class JobConfig:
     effective_batch: int = 16 # rows of an optimizer step, likewise
     space: tuple[str, ...] = SPACE # see `hpo.parse_space`
     metric: str = 'macro_f1' # one of `trainer.METRICS`
+    strategy: str = 'racing' # one of `strategies.STRATEGIES`: when a trial is given up
     precision: str | None = None # 'bf16', 'fp16', 'fp32'; None: chosen for the machine
     seed: int = 0
     drop_empty: bool = False # leave out rows with an empty text
@@ -65,6 +67,7 @@ class JobConfig:
     def __post_init__(self):
         for name, low in (('trials', 1), ('folds', 2), ('epochs', 1), ('max_length', 8), ('rows', 1), ('effective_batch', 1), ('budget_s', 1)):
             if (value := getattr(self, name)) is not None and not low <= value < math.inf: raise InputError(f'{name} is {value}, expected at least {low}')
+        if self.strategy not in STRATEGIES: raise InputError(f'strategy is {self.strategy!r}, expected one of {tuple(STRATEGIES)}')
         if self.metric not in METRICS: raise InputError(f'metric is {self.metric!r}, expected one of {METRICS}')
         if not 0 < self.lr < math.inf: raise InputError(f'lr is {self.lr}, expected more than 0 and finite')
         if not 0 <= self.seed < 2**32: raise InputError(f'seed is {self.seed}, expected 0 to {2**32 - 1}')
@@ -149,7 +152,7 @@ def fingerprint(
     weights = {p.name: _weights(p) for p in sorted(Path(source).glob('*.safetensors'))} if Path(source).is_dir() else {}
     sizes = dict(budget_s=c.budget_s, epochs=c.epochs, max_length=c.max_length, rows=c.rows, lr=c.lr, effective_batch=c.effective_batch, precision=precision)
     return dict(data=_sha256(c.data), text=c.text, pair=c.pair, label=c.label, group=c.group, model=c.model if c.model == DEMO_MODEL or not weights else Path(source).name,
-                weights=weights, folds=c.folds, metric=c.metric, seed=c.seed, space=list(c.space), drop_empty=c.drop_empty, **sizes)
+                weights=weights, folds=c.folds, metric=c.metric, strategy=c.strategy, seed=c.seed, space=list(c.space), drop_empty=c.drop_empty, **sizes)
 
 class _Lock:
     "One process a run folder; freed by the system when the process dies"
@@ -418,14 +421,15 @@ def _unfinished(self: Job, summary): # more trials asked for than the study hold
 @patch
 def _do_study(self: Job):
     store, _, folds = self._ready()
-    c, stopping, epochs, storage = self.config, FoldStopping(), self._plan['epochs'], sqlite_storage(self.folder / 'study.db')
+    c, strategy, epochs, storage = self.config, as_strategy(self.config.strategy), self._plan['epochs'], sqlite_storage(self.folder / 'study.db')
     searched = self.space.get('epochs')
     most = max(searched.choices) if hasattr(searched, 'choices') else searched.high if searched else epochs
     with tqdm(total=len(folds) * most, desc='trial', unit='epoch', disable=not self.progress, leave=False) as bar:
         def on_epoch(fold, epoch, value): bar.n = fold * most + epoch; bar.set_postfix(fold=fold + 1, score=f'{abs(value):.3f}'); bar.refresh()
         runner = fold_runner(self._engine_now(), store, folds, self._base(epochs=epochs, physical_batch=self._batch['physical']))
-        summarise = lambda study: study_summary(study, c.metric, self._trials(), epochs * len(folds), stopping)
-        study = tune(runner, self.space, self._trials(), c.folds, storage, stopping=stopping, seed=c.seed, progress=self.progress,
+        runner.physical_batch = self._batch['physical'] # out of memory: the same trial with less
+        summarise = lambda study: study_summary(study, c.metric, self._trials(), epochs * len(folds), strategy)
+        study = tune(runner, self.space, self._trials(), folds=c.folds, epochs=most, strategy=strategy, storage=storage, name='optkit', seed=c.seed, progress=self.progress, say=self.say,
                      first=[self._first()], identity=dict(rows=self._rows_digest()), on_epoch=on_epoch, on_trial=lambda study, _: write_json(self.path('study_so_far'), summarise(study)))
     self.path('study_so_far').unlink(missing_ok=True)
     if (best := best_complete(study)) is None: self.say('study: no trial ran all folds')
@@ -480,7 +484,7 @@ def _do_final(self: Job):
     best = next((t for t in self._study['trials'] if t['number'] == self._study['best']), None)
     if best is None: return dict(params=None, metric=self.config.metric, score=None, rows=len(self._data['heldout']), reason='no trial ran all folds')
     store, search, _ = self._ready()
-    config = self._base(**dict(epochs=self._plan['epochs'], physical_batch=self._batch['physical']) | best['params'])
+    config = self._base(**dict(epochs=self._plan['epochs'], physical_batch=best.get('physical_batch') or self._batch['physical']) | best['params'])
     Trainer(self._engine_now(), store, config, self.progress).refit(search)
     held = np.array(self._data['heldout'])
     logits, labels = self.engine.predict(store, held).cpu(), store.labels.cpu()[held]

@@ -1,5 +1,6 @@
 "Searches that stop, fail, are killed and go on; every verdict against an independent computation"
-import itertools, math, multiprocessing, os, signal, subprocess, sys, textwrap, time
+import itertools, math, multiprocessing, os, pickle, signal, sqlite3, subprocess, sys, textwrap, time
+from pathlib import Path
 
 import numpy as np
 import optuna
@@ -9,80 +10,16 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 
 from optkit.data import InputError
-from optkit.hpo import (FoldStopping, best_complete, complete_table, ended, fold_verdict, parse_space, requeue_interrupted, residual_sigma, simulated_runner, sqlite_storage,
-                        study_summary, tune)
+from optkit.hpo import (EFFECTIVE_BATCHES, TrainerRunner, as_space, best_complete, complete_table, courses, curves, default_space, ended, fold_scores, next_with_key, parse_space,
+                        requeue_interrupted, seconds_of, simulated_runner, spent, sqlite_storage, study_summary, tune, what_if)
+from optkit.storage import open_storage
+from optkit.strategies import Racing, Strategy, as_strategy
 
+ROOT = Path(__file__).resolve().parent.parent
 SPACE = dict(parse_space(t) for t in ('lr=1e-5..1e-1:log', 'weight_decay=1e-3..1:log'))
-run = lambda runner, n, folds=3, **kwargs: tune(runner, SPACE, n, folds, progress=False, **kwargs)
+run = lambda runner, n, folds=3, storage='memory', **kwargs: tune(runner, SPACE, n, folds=folds, storage=storage, progress=False, say=lambda text: None, **kwargs)
 states = lambda study: [ended(t) for t in study.trials]
-
-
-# --- the rule
-
-def plain_verdict(scores, table, rule):
-    "The formula of hpo-pruning.md, in loops"
-    from scipy.stats import t as student
-    n, folds = len(table), len(table[0])
-    order = sorted(range(n), key=lambda i: -sum(table[i]) / folds)[:rule.top]
-    target = [sum(table[i][f] for i in order) / len(order) for f in range(folds)]
-    behind = sum(target[f] - s for f, s in enumerate(scores)) / len(scores)
-    grand, square = sum(map(sum, table)) / (n * folds), 0.
-    for i in range(n):
-        for f in range(folds): square += (table[i][f] - sum(table[i]) / folds - sum(table[j][f] for j in range(n)) / n + grand) ** 2
-    free, k = (n - 1) * (folds - 1), len(scores)
-    sigma = max(math.sqrt(square / free), rule.least_sigma)
-    limit = student.ppf(1 - rule.risk, free) * sigma * math.sqrt(1 + 1 / len(order)) * math.sqrt((folds - k) / (k * folds))
-    return behind > limit, sum(target) / folds - behind, behind - limit
-
-
-@settings(deadline=None, max_examples=150)
-@given(st.integers(3, 12), st.integers(2, 6), st.floats(.02, .45), st.integers(1, 6), st.integers(0, 10**6), st.floats(-.2, .1))
-def test_a_verdict_is_the_formula(n, folds, risk, top, seed, shift):
-    rng, rule = np.random.default_rng(seed), FoldStopping(risk=risk, top=top)
-    table = .8 + rng.normal(0, .03, (n, 1)) + rng.normal(0, .02, (1, folds)) + rng.normal(0, .01, (n, folds))
-    for k in range(1, folds):
-        scores = (table.max(0)[:k] + shift + rng.normal(0, .01, k)).tolist()
-        stop, predicted, margin = plain_verdict(scores, table.tolist(), rule)
-        found = fold_verdict(scores, table, rule)
-        assert found.predicted == pytest.approx(predicted) and (found.stop == stop or abs(margin) < 1e-9)
-    assert not fold_verdict([0.] * folds, table, rule).stop and not fold_verdict([0.], table[:2], rule).stop
-
-
-def test_the_noise_is_what_is_left_after_trials_and_folds():
-    rng = np.random.default_rng(0)
-    effects = rng.normal(0, 1, (400, 1)) + rng.normal(0, 1, (1, 5))
-    assert residual_sigma(effects)[0] == pytest.approx(0, abs=1e-12)
-    sigma, free = residual_sigma(effects + rng.normal(0, .02, (400, 5)))
-    assert sigma == pytest.approx(.02, rel=.06) and free == 399 * 4
-
-
-def test_a_trial_as_good_as_the_target_is_stopped_as_often_as_the_risk_says():
-    rng, folds, risk, stopped = np.random.default_rng(0), 4, .1, []
-    for _ in range(600):
-        easy = rng.normal(0, .02, folds)
-        table, scores = .8 + easy + rng.normal(0, .01, (20, folds)), .8 + easy + rng.normal(0, .01, folds)  # all equally good
-        order = FoldStopping(risk=risk, top=20)
-        stopped.append(fold_verdict(scores[:1].tolist(), table, order).stop)
-    # the future folds are as noisy as the past ones, so behind after one fold overstates: never above about twice the risk
-    assert .02 < np.mean(stopped) < 2 * risk
-
-
-def test_a_hopeless_trial_is_stopped_and_a_better_one_is_not():
-    table = .8 + np.random.default_rng(1).normal(0, .005, (8, 3))
-    assert fold_verdict([.6], table).stop and fold_verdict([.6, .6], table).stop and not fold_verdict([.82], table).stop and not fold_verdict([.6, .6, .6], table).stop
-
-
-@pytest.mark.parametrize('changes', [dict(risk=0), dict(risk=.5), dict(risk=-1), dict(risk=math.nan), dict(least_complete=1)], ids=str)
-def test_a_rule_that_cannot_be(changes):
-    with pytest.raises(ValueError): FoldStopping(**changes)
-
-
-def test_who_runs_in_full():
-    rule = FoldStopping()
-    for n_trials, first in ((3, 3), (12, 4), (30, 10), (400, 20)): assert all(rule.runs_in_full(i, n_trials) for i in range(first))
-    later = [rule.runs_in_full(i, 400, s) for s in range(20) for i in range(20, 400)]
-    assert .035 < np.mean(later) < .065 and later == [rule.runs_in_full(i, 400, s) for s in range(20) for i in range(20, 400)]
-    assert [FoldStopping(full_first=2, full_share=0).runs_in_full(i, 100) for i in range(4)] == [True, True, False, False]
+load = lambda path, name='study': optuna.load_study(study_name=name, storage=sqlite_storage(path))
 
 
 # --- short forms of a space
@@ -112,33 +49,39 @@ def test_a_study_finds_the_planted_optimum_and_a_stopped_trial_never_wins(seed):
     assert best.number == study.best_trial.number and study.best_value == max(t.value for t in study.trials if ended(t) == 'complete') == pytest.approx(table.mean(1).max())
     assert abs(math.log10(best.params['lr'] / 1e-3)) < .7
     for t in study.trials:
-        scores = t.user_attrs['fold_scores']
-        assert t.state == TrialState.COMPLETE and t.user_attrs['epochs'] == 3 * len(scores)
+        scores, values = fold_scores(t), curves(t, 3)
+        assert t.state == TrialState.COMPLETE and spent(t)['epochs'] == sum(map(len, values)) and [max(c) for c in values[:len(scores)]] == scores
         if ended(t) == 'complete': assert len(scores) == 3 and t.value == pytest.approx(np.mean(scores))
-        else:
-            before = [u.value for u in study.trials[:t.number] if ended(u) == 'complete']
-            assert len(scores) < 3 and t.user_attrs['stopped_after'] == len(scores) - 1 and t.value < max(before) and 'behind' in t.user_attrs['reason']
-            rows = np.array([u.user_attrs['fold_scores'] for u in study.trials[:t.number] if ended(u) == 'complete'])
-            stop, predicted, _ = plain_verdict(scores, rows.tolist(), FoldStopping())
-            assert stop and t.value == pytest.approx(min(predicted, max(before) - 1e-6))
-    first = max(3, min(20, 40 // 3))
-    assert states(study)[:first] == ['complete'] * first
+        else: assert len(scores) < 3 and t.user_attrs['stopped_after'] == len(values) - 1 and t.value < max(u.value for u in study.trials[:t.number] if ended(u) == 'complete') and t.user_attrs['reason']
+    assert all(len(fold_scores(t)) >= 1 for t in study.trials[:13])  # the first third finishes its first fold
 
 
 def test_stopping_saves_epochs_and_loses_little():
     saved, lost = [], []
     for seed in range(6):
-        full, stopped = (run(simulated_runner(seed=seed), 40, seed=seed, stopping=s) for s in (None, FoldStopping()))
-        spent = lambda study: sum(t.user_attrs['epochs'] for t in study.trials)
-        assert set(states(full)) == {'complete'} and spent(full) == 40 * 9
-        saved.append(1 - spent(stopped) / spent(full)); lost.append(best_complete(full).value - best_complete(stopped).value)
+        full, stopped = (run(simulated_runner(seed=seed), 40, seed=seed, strategy=s) for s in ('none', 'racing'))
+        cost = lambda study: sum(spent(t)['epochs'] for t in study.trials)
+        assert set(states(full)) == {'complete'} and cost(full) == 40 * 9
+        saved.append(1 - cost(stopped) / cost(full)); lost.append(best_complete(full).value - best_complete(stopped).value)
     assert np.mean(saved) > .2 and np.mean(lost) < .01
+
+
+@pytest.mark.parametrize('strategy', ['none', 'hyperband', 'reports', 'asha', 'wilcoxon', 'racing', optuna.pruners.MedianPruner(n_startup_trials=3), Racing(first=3, checkpoints=())], ids=lambda s: getattr(s, 'name', None) or str(s)[:12])
+def test_every_strategy_runs_a_study_in_both_directions(strategy):
+    "The study of the negative, minimised, is the same study"
+    plain = simulated_runner(seed=1, epochs=9)
+    up = run(plain, 25, strategy=strategy, name='same')
+    down = run(lambda p, f: (-v for v in plain(p, f)), 25, strategy=strategy, direction='minimize', epochs=9, name='same')
+    assert [t.params for t in up.trials] == [t.params for t in down.trials] and states(up) == states(down) and len(up.trials) == 25 and None not in states(up)
+    assert [t.value for t in up.trials] == [None if t.value is None else pytest.approx(-t.value) for t in down.trials]
+    assert best_complete(up).number == best_complete(down).number == up.best_trial.number == down.best_trial.number and [fold_scores(t) for t in up.trials] == [[-v for v in fold_scores(t)] for t in down.trials]
+    if strategy == 'none': assert set(states(up)) == {'complete'}
 
 
 def test_scores_that_are_losses_work_too():
     "Higher is better with the sign turned, far from 0"
     plain = simulated_runner(seed=1)
-    study = run(lambda p, f: (v - 50 for v in plain(p, f)), 24)
+    study = run(lambda p, f: (v - 50 for v in plain(p, f)), 24, epochs=3)
     assert study.best_trial.number == best_complete(study).number and 'stopped' in states(study)
 
 
@@ -148,8 +91,8 @@ def test_failed_trials_count_and_the_study_goes_on(exc):
     def runner(params, fold):
         if next(calls) % 4 == 1: raise exc
         yield from plain(params, fold)
-    study = run(runner, 15, stopping=None)
-    assert len(study.trials) == 15 and {'failed', 'complete'} == set(states(study)) and len([t for t in study.trials if t.state == TrialState.FAIL]) == states(study).count('failed') > 2
+    study = run(runner, 15, strategy='none')
+    assert len(study.trials) == 15 and {'failed', 'complete'} == set(states(study)) and len([t for t in study.trials if t.state == TrialState.PRUNED and max(t.constraints.values()) > 0]) == states(study).count('failed') > 2
     reasons = {t.user_attrs['reason'] for t in study.trials if ended(t) == 'failed'}
     assert len(reasons) == 1 and (reasons == {'out of memory'} or isinstance(exc, FloatingPointError))
 
@@ -165,9 +108,21 @@ def test_exactly_n_trials_when_all_fail_and_the_summary_still_renders():  # optu
     def runner(params, fold): raise MemoryError
     study = run(runner, 7)
     assert states(study) == ['failed'] * 7 and best_complete(study) is None
-    summary = study_summary(study, 'macro_f1', 7, 9, FoldStopping())
+    summary = study_summary(study, 'macro_f1', 7, 9, as_strategy('racing'))
     assert summary['best'] is None and summary['epochs_spent'] == 0 and len(summary['trials']) == 7 and summary['epochs_full'] == 63
-    assert len(run(lambda p, f: iter(()), 3).trials) == 3  # a runner without an epoch
+
+
+@pytest.mark.parametrize('told', ['pruned', 'predicted'])
+def test_exactly_n_trials_when_all_are_stopped_and_the_report_still_renders(told):  # optuna/optuna#3518, #2743
+    from optkit.report import study_figure
+    from optkit.strategies import Verdict
+    class Never(Strategy):
+        def between(self, course, history, shape, asked=None): return Verdict(True, 'never good enough', course.scores[0] - 1)
+    Never.told = told
+    study = run(simulated_runner(), 7, strategy=Never())
+    assert states(study) == ['stopped'] * 7 and best_complete(study) is None and len(study.trials) == 7
+    summary = study_summary(study, 'macro_f1', 7, 9)
+    assert summary['best'] is None and summary['epochs_spent'] == 21 and study_figure(summary) is not None
 
 
 def test_other_errors_end_the_study():
@@ -195,22 +150,22 @@ def storage(tmp_path): return sqlite_storage(tmp_path / 'study.db')
 @pytest.mark.parametrize('at', [0, 1, 2, 3, 7, 14])
 def test_an_interrupted_study_goes_on_and_repeats_nothing(storage, at):
     first, second = Counting(at), Counting()
-    with pytest.raises(KeyboardInterrupt): run(first, 10, storage=storage, stopping=None)
-    study = run(second, 10, storage=storage, stopping=None)
+    with pytest.raises(KeyboardInterrupt): run(first, 10, storage=storage, strategy='none')
+    study = run(second, 10, storage=storage, strategy='none')
     assert states(study).count('complete') == 10 and states(study).count(None) == 1 and len(study.trials) == 11  # the interrupted one is not counted
     everything = first.asked + second.asked
     assert len(everything) == len(set(everything)) == 30, 'a fold was trained twice'
     left = next(t for t in study.trials if ended(t) is None)
     again = next(t for t in study.trials if 'resumed_from' in t.user_attrs)
     assert again.user_attrs['resumed_from'] == left.number and again.params == left.params and left.user_attrs['interrupted'] and left.state == TrialState.FAIL
-    assert again.user_attrs['fold_scores'][:at % 3] == left.user_attrs.get('fold_scores', [])
+    assert fold_scores(again)[:at % 3] == fold_scores(left)
     assert {x['state'] for x in study_summary(study, 'f1', 10, 9)['trials']} == {'complete', 'interrupted'}
 
 
 def test_interrupted_twice_and_a_study_that_is_done(storage):
     for at in (4, 1, 0):
-        with pytest.raises(KeyboardInterrupt): run(Counting(at), 4, storage=storage, stopping=None)
-    study = run(Counting(), 4, storage=storage, stopping=None)
+        with pytest.raises(KeyboardInterrupt): run(Counting(at), 4, storage=storage, strategy='none')
+    study = run(Counting(), 4, storage=storage, strategy='none')
     assert states(study).count('complete') == 4 and len({tuple(t.params.items()) for t in study.trials if ended(t)}) == 4
     nothing = Counting(0, AssertionError)
     assert len(run(nothing, 4, storage=storage).trials) == len(study.trials) and len(run(nothing, 2, storage=storage).trials) == len(study.trials)
@@ -237,7 +192,7 @@ def test_suggestions_after_a_resume_are_new(storage):
 
 def test_a_resume_with_more_trials_or_other_folds(storage):
     assert len(run(Counting(), 3, storage=storage).trials) == 3 and len(run(Counting(), 5, storage=storage).trials) == 5
-    with pytest.raises(InputError, match="study 'optkit' has 3 folds, 4 were asked for"): run(Counting(), 6, folds=4, storage=storage)
+    with pytest.raises(InputError, match="study 'study' is another one .folds was 3, now 4"): run(Counting(), 6, folds=4, storage=storage)
     assert len(run(Counting(), 6, storage=storage).trials) == 6
 
 
@@ -251,15 +206,16 @@ def test_what_is_tried_first_is_tried_once(storage):
 
 def test_callbacks():
     epochs, trials = [], []
-    study = run(simulated_runner(), 5, on_epoch=lambda *a: epochs.append(a), on_trial=lambda s, t: trials.append((t.number, ended(t), t.state)), stopping=None)
+    study = run(simulated_runner(), 5, on_epoch=lambda *a: epochs.append(a), on_trial=lambda s, t: trials.append((t.number, ended(t), t.state)), strategy='none')
     assert [e[:2] for e in epochs[:9]] == [(f, e) for f in range(3) for e in (1, 2, 3)] and len(epochs) == 45
     assert trials == [(n, 'complete', TrialState.COMPLETE) for n in range(5)]
-    with pytest.raises(ValueError, match='n_folds is 1'): run(simulated_runner(), 2, folds=1)
+    with pytest.raises(InputError, match='folds is 0'): run(simulated_runner(), 2, folds=0)
+    assert [len(fold_scores(t)) for t in run(simulated_runner(), 2, folds=1).trials] == [1, 1]
 
 
 def test_the_best_epoch_of_a_fold_counts():
-    study = run(lambda p, f: iter([.1, .9 + .01 * f, .3]), 2, stopping=None)
-    assert study.trials[0].user_attrs['fold_scores'] == [.9, .91, .92] and study.trials[0].value == pytest.approx(.91)
+    study = run(lambda p, f: iter([.1, .9 + .01 * f, .3]), 2, strategy='none', epochs=3)
+    assert fold_scores(study.trials[0]) == [.9, .91, .92] and study.trials[0].value == pytest.approx(.91)
 
 
 def test_the_log_level_of_optuna_is_put_back():
@@ -272,9 +228,9 @@ def test_the_log_level_of_optuna_is_put_back():
 def test_the_summary_is_plain_and_counts():
     import json
     study = run(simulated_runner(), 20)
-    summary = study_summary(study, 'macro_f1', 20, 9, FoldStopping())
+    summary = study_summary(study, 'macro_f1', 20, 9, as_strategy('racing'))
     assert json.loads(json.dumps(summary)) == summary and summary['best'] == best_complete(study).number and summary['epochs_full'] == 180
-    assert summary['epochs_spent'] == sum(3 * len(t['fold_scores']) for t in summary['trials']) < 180 and summary['controller']['risk'] == .1
+    assert summary['epochs_spent'] == sum(t['epochs'] for t in summary['trials']) < 180 and summary['controller']['strategy'] == 'racing'
 
 
 @pytest.mark.parametrize('name', ['a b', 'a#b', 'ä', "a'b", 'a&b=c', 'a?b', 'a%20b'])
@@ -297,7 +253,7 @@ PROGRAM = textwrap.dedent('''
         time.sleep(pause)
         yield from plain(params, fold)
     space = dict(parse_space(t) for t in ('lr=1e-5..1e-1:log', 'weight_decay=1e-3..1:log'))
-    tune(runner, space, trials, 3, storage=sqlite_storage(path), name=name, stopping=None, progress=False)
+    tune(runner, space, trials, folds=3, storage=path, name=name, strategy='none', progress=False)
 ''')
 
 
@@ -346,24 +302,490 @@ def test_a_killed_study_keeps_its_trials_and_the_folds_of_the_one_that_was_runni
         process.send_signal(signal.SIGKILL)
         process.communicate()
     before = optuna.load_study(study_name='killed', storage=sqlite_storage(tmp_path / 'study.db'))
-    finished = {t.number: (t.value, t.params, t.user_attrs['fold_scores']) for t in before.trials if ended(t)}
+    finished = {t.number: (t.value, t.params, fold_scores(t)) for t in before.trials if ended(t)}
     running = [t for t in before.trials if t.state == TrialState.RUNNING]
-    assert len(finished) == 2 and len(running) == 1 and len(running[0].user_attrs['fold_scores']) == 1
+    assert len(finished) == 2 and len(running) == 1 and len(fold_scores(running[0])) == 1
     counting = Counting()
-    study = run(counting, 5, storage=sqlite_storage(tmp_path / 'study.db'), name='killed', stopping=None)
-    assert {t.number: (t.value, t.params, t.user_attrs['fold_scores']) for t in study.trials if t.number in finished} == finished
+    study = run(counting, 5, storage=sqlite_storage(tmp_path / 'study.db'), name='killed', strategy='none')
+    assert {t.number: (t.value, t.params, fold_scores(t)) for t in study.trials if t.number in finished} == finished
     assert states(study).count('complete') == 5 and [f for _, f in counting.asked[:2]] == [1, 2] and dict(counting.asked[0][0]) == running[0].params
     again = next(t for t in study.trials if 'resumed_from' in t.user_attrs)
-    assert again.user_attrs['fold_scores'][0] == running[0].user_attrs['fold_scores'][0] and not [t for t in study.trials if t.state == TrialState.RUNNING]
+    assert fold_scores(again)[0] == fold_scores(running[0])[0] and not [t for t in study.trials if t.state == TrialState.RUNNING]
 
 
 def test_requeue_takes_only_what_was_left_running(storage):
     run(Counting(), 2, storage=storage)
-    study = optuna.load_study(study_name='optkit', storage=storage)
+    study = optuna.load_study(study_name='study', storage=storage)
     assert requeue_interrupted(study) == 0
     study.ask()  # killed before its parameters were drawn
     trial = study.ask(SPACE)
-    trial.set_user_attr('fold_scores', [.5])
+    trial.set_user_attr('folds', dict(scores=[.5]))
     assert requeue_interrupted(study) == 2 and requeue_interrupted(study) == 0
     waiting = [t for t in study.trials if t.state == TrialState.WAITING]
-    assert len(waiting) == 1 and waiting[0].user_attrs['fold_scores'] == [.5] and waiting[0].user_attrs['resumed_from'] == trial.number
+    assert len(waiting) == 1 and fold_scores(waiting[0]) == [.5] and waiting[0].user_attrs['resumed_from'] == trial.number
+
+
+# --- the same study, however often it was interrupted
+
+def test_a_resumed_study_is_the_one_that_was_not_interrupted(tmp_path):
+    plain = simulated_runner()
+    whole = run(plain, 25, seed=3)
+    for n, at in enumerate((5, 33)):
+        with pytest.raises(KeyboardInterrupt): run(Counting(at), 25, seed=3, storage=tmp_path / f'{n}.db', epochs=3)
+        again = run(Counting(), 25, seed=n, storage=tmp_path / f'{n}.db', epochs=3)  # another seed is not listened to
+        kept = [t for t in again.trials if ended(t)]
+        assert len(kept) == 25 and sum(spent(t)['epochs'] for t in kept) >= sum(len(c) for t in kept for c in curves(t, 3))
+        first = next(t.number for t in again.trials if ended(t) is None)
+        assert [t.params for t in again.trials[:first + 1]] == [t.params for t in whole.trials[:first + 1]] and len({t.params['lr'] for t in kept}) == 25
+
+
+def test_every_value_is_stored_once_and_comes_along_when_a_trial_is_resumed(storage):
+    with pytest.raises(KeyboardInterrupt): run(Counting(8), 5, storage=storage, strategy='none', epochs=3)
+    study = run(Counting(), 5, storage=storage, strategy='none', epochs=3)
+    for t in study.trials:
+        if ended(t): assert sorted(t.intermediate_values) == list(range(1, 10)) and [max(c) for c in curves(t, 3)] == fold_scores(t)
+    again = next(t for t in study.trials if 'resumed_from' in t.user_attrs)
+    old = study.trials[again.user_attrs['resumed_from']]
+    assert old.intermediate_values.items() <= again.intermediate_values.items()
+
+
+def test_killed_after_the_last_fold_and_before_it_was_told(storage):
+    study = run(Counting(), 3, storage=storage, strategy='none')
+    trial = study.ask(SPACE)
+    for fold, score in enumerate((.5, .6, .7)): trial.report(score, fold * 10**6 + 1)
+    for key, value in dict(worker='x', folds=dict(scores=[.5, .6, .7], seconds=3., training=2., epochs=9), ended='complete').items(): trial.set_user_attr(key, value)
+    trial.storage.set_trial_user_attr(trial._trial_id, 'worker', f'{open_id()}|999999999|0.0')
+    assert ended(study.trials[3]) is None
+    nothing = Counting(0, AssertionError)
+    study = run(nothing, 4, storage=storage, strategy='none')
+    assert states(study) == ['complete'] * 3 + [None, 'complete'] and study.trials[4].value == pytest.approx(.6) and spent(study.trials[4])['epochs'] == 9
+
+
+def open_id():
+    from optkit.storage import worker_id
+    return worker_id().rsplit('|', 2)[0]
+
+
+def test_a_worker_that_slept_while_its_trial_was_given_to_another(storage):
+    said, plain, hit = [], simulated_runner(), []
+    def runner(params, fold):
+        for n, v in enumerate(plain(params, fold)):
+            if not hit and fold == 1:
+                hit.append(1)
+                study = optuna.load_study(study_name='study', storage=storage)
+                storage.set_trial_state_values(study.trials[-1]._trial_id, state=TrialState.FAIL)
+            yield v
+    study = tune(runner, SPACE, 4, folds=3, storage=storage, progress=False, say=said.append, strategy='none')
+    assert states(study).count('complete') == 4 and any('taken over by another process' in s for s in said)
+
+
+# --- memory
+
+class Card:
+    "Runs out of memory above so many rows at once"
+    epochs = 3
+    def __init__(self, rows, physical=None, at_epoch=0): self.rows, self.physical, self.at, self.asked, self.plain = rows, physical, at_epoch, [], simulated_runner()
+    @property
+    def physical_batch(self): return self.physical or (lambda params: params['effective_batch'])
+    def __call__(self, params, fold):
+        self.asked.append((fold, params['physical_batch']))
+        for n, v in enumerate(self.plain({k: params[k] for k in ('lr', 'weight_decay')}, fold)):
+            if n == self.at and params['physical_batch'] > self.rows: raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')
+            yield v
+
+
+def with_batch(trial): return dict(lr=trial.suggest_float('lr', 1e-5, 1e-1, log=True), weight_decay=trial.suggest_float('weight_decay', 1e-3, 1, log=True), effective_batch=trial.suggest_categorical('effective_batch', EFFECTIVE_BATCHES))
+
+
+@pytest.mark.parametrize('at', [0, 1, 2])
+def test_out_of_memory_makes_the_batch_smaller_and_keeps_the_trial(at):
+    card, said = Card(20, at_epoch=at), []
+    study = tune(card, with_batch, 12, folds=3, storage='memory', progress=False, say=said.append, strategy='none')
+    plain = simulated_runner()
+    assert states(study) == ['complete'] * 12 and all(p <= 20 for _, p in card.asked[6:]), 'what did not fit is not tried again'
+    for t in study.trials:
+        expected = [list(plain({k: t.params[k] for k in ('lr', 'weight_decay')}, f)) for f in range(3)]
+        assert curves(t, 3) == expected and t.params['effective_batch'] in EFFECTIVE_BATCHES  # the same values, once
+    first = study.trials[0].user_attrs
+    assert first['physical_batch'] == 16 and all('out of memory' in d['reason'] for d in first['decisions']) and said[0].count('\n') == 0 and 'the effective batch stays' in said[0]
+
+
+def test_what_does_not_fit_with_one_row_is_infeasible_and_the_sampler_keeps_away():
+    plain = simulated_runner()
+    def runner(params, fold):
+        if params['lr'] > 1e-2: raise RuntimeError('CUDA error: out of memory')  # whatever the batch
+        yield from plain({k: params[k] for k in ('lr', 'weight_decay')}, fold)
+    runner.physical_batch = 4
+    study = run(runner, 60, strategy='none', epochs=3)
+    failed = [t for t in study.trials if ended(t) == 'failed']
+    assert failed and all(t.params['lr'] > 1e-2 and t.constraints == {'memory': 1.} and t.user_attrs['reason'] == 'out of memory' for t in failed)
+    assert sum(t.number >= 20 for t in failed) <= 4 and len(study.trials) == 60
+
+
+def test_memory_is_forecast_before_a_trial_starts():
+    card = Card(10**9, physical=64)
+    card.memory = lambda params: (params['physical_batch'] * 2**30 + (0 if params['lr'] < 1e-2 else 2**40), 24 * 2**30)
+    study = tune(card, with_batch, 12, folds=2, storage='memory', progress=False, say=lambda t: None, strategy='none', epochs=3)
+    assert all(p <= 24 for _, p in card.asked) and set(states(study)) == {'complete', 'failed'}
+    for t in study.trials:
+        assert (ended(t) == 'failed') == (t.params['lr'] >= 1e-2) and (ended(t) == 'complete' or (t.constraints['memory'] > 900 and not t.intermediate_values))
+
+
+def test_hosts_with_other_cards_share_a_study(storage):  # optuna/optuna#2199
+    small, large = Card(16, physical=512), Card(400, physical=512)
+    for n, card in ((4, small), (8, large), (12, small)): study = tune(card, with_batch, n, folds=2, storage=storage, progress=False, say=lambda t: None, strategy='none', epochs=3)
+    assert states(study) == ['complete'] * 12 and {len(t.distributions['effective_batch'].choices) for t in study.trials} == {5}
+
+
+def test_the_default_space_searches_the_effective_batch_only():
+    known = as_space(default_space).known
+    assert set(known) == {'lr', 'weight_decay', 'warmup', 'label_smoothing', 'effective_batch'} and '[32, 64, 128, 256, 512]' in known['effective_batch']
+
+
+# --- engines are reused
+
+def test_trials_with_the_engine_that_is_built_come_first():
+    def keyed(reuse):
+        plain, order = simulated_runner(), []
+        def runner(params, fold):
+            if fold == 0: order.append(params['rank'])
+            yield from plain({k: params[k] for k in ('lr', 'weight_decay')}, fold)
+        if reuse: runner.key = lambda params: params['rank']
+        space = SPACE | dict(rank=CategoricalDistribution([4, 8, 16, 32]))
+        study = tune(runner, space, 40, folds=2, epochs=3, storage='memory', progress=False, strategy='none', sampler=optuna.samplers.RandomSampler(seed=0))
+        assert states(study) == ['complete'] * 40
+        return sum(a != b for a, b in zip(order, order[1:]))
+    assert keyed(True) < .6 * keyed(False)
+    assert next_with_key([1, 2, 2], 3) == 1 and next_with_key([1, 2, 2], 1) == 0
+
+
+# --- several objectives
+
+def test_several_objectives_are_not_stopped():
+    plain = simulated_runner()
+    runner = lambda p, f: ((v, f + n) for n, v in enumerate(plain(p, f)))
+    study = run(runner, 12, direction=('maximize', 'minimize'), epochs=3)
+    assert states(study) == ['complete'] * 12 and len(study.best_trials) >= 1
+    t = study.trials[3]
+    assert t.values == pytest.approx(np.mean(fold_scores(t), 0)) and fold_scores(t)[1][1] == 3 and len(t.user_attrs['values']) == 3 and t.user_attrs['values'][2][1] == [list(plain(t.params, 2))[1], 3]
+    with pytest.raises(InputError, match="strategy 'asha' compares one objective"): run(runner, 2, direction=('maximize', 'minimize'), strategy='asha', epochs=3)
+    with pytest.raises(InputError, match='expected 2 numbers'): run(plain, 2, direction=('maximize', 'minimize'), epochs=3)
+    broken = run(lambda p, f: iter([(.5, math.nan)]), 3, direction=('maximize', 'minimize'))
+    assert states(broken) == ['failed'] * 3
+
+
+# --- time
+
+def test_a_budget_ends_a_study_and_a_larger_one_goes_on(storage):
+    plain, said = simulated_runner(), []
+    def slow(params, fold):
+        for v in plain(params, fold): time.sleep(.02); yield v
+    go = lambda budget: tune(slow, SPACE, budget=budget, folds=3, epochs=3, storage=storage, progress=False, strategy='none', say=said.append)
+    first = go('1s')
+    n, used = states(first).count('complete'), sum(spent(t)['seconds'] for t in first.trials if t.state.is_finished())
+    assert 1 <= n <= 6 and used < 1.5 and 'budget of 1 s is spent' in said[-1] and not [t for t in first.trials if t.state == TrialState.RUNNING]
+    assert len(go(1.).trials) == len(first.trials), 'earlier calls count'
+    second = go(2.5)
+    assert n < states(second).count('complete') and [t.value for t in second.trials[:n]] == [t.value for t in first.trials[:n]]
+    asked = [t for t in second.trials if 'resumed_from' in t.user_attrs]
+    assert asked and asked[0].params == first.trials[asked[0].user_attrs['resumed_from']].params
+
+
+@pytest.mark.parametrize('text, seconds', [('8h', 28800), ('90m', 5400), ('1h30m', 5400), ('1 d', 86400), (5, 5), ('7', 7), ('0.5h', 1800)])
+def test_durations(text, seconds): assert seconds_of(text) == seconds
+
+
+# --- where it is kept
+
+def test_the_default_place_is_a_file_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = tune(simulated_runner(), SPACE, 3, folds=3, name='mine', progress=False)
+    assert (tmp_path / 'runs/mine/study.db').is_file() and len(tune(simulated_runner(), SPACE, 4, folds=3, name='mine', progress=False).trials) == 4 and len(study.trials) == 4
+
+
+@pytest.mark.parametrize('where', ['study.db', 'study.log', 'sqlite:///{}/a.db', 'new/folder'])
+def test_any_storage_resumes(tmp_path, where):
+    where = where.format(tmp_path) if '://' in where else tmp_path / where
+    with pytest.raises(KeyboardInterrupt): run(Counting(7), 5, storage=where, strategy='none')
+    study = run(Counting(), 5, storage=where, strategy='none')
+    assert states(study).count('complete') == 5 and len(study.trials) == 6
+
+
+def test_a_torn_journal_is_mended_with_a_note(tmp_path):
+    said = []
+    run(Counting(), 3, storage=tmp_path / 'study.log', strategy='none')
+    with open(tmp_path / 'study.log', 'ab') as file: file.write(b'{"op_code": 8, "trial_id"')
+    study = tune(Counting(), SPACE, 5, folds=3, storage=tmp_path / 'study.log', strategy='none', progress=False, say=said.append)
+    assert states(study) == ['complete'] * 5 and 'torn lines were dropped' in said[0] and len(list(tmp_path.glob('study.log.torn-*'))) == 1
+
+
+def test_fresh_moves_the_old_study_aside(tmp_path):
+    old = [t.value for t in run(simulated_runner(), 4, storage=tmp_path / 'study.db').trials]
+    new = run(simulated_runner(seed=1), 2, storage=tmp_path / 'study.db', fresh=True)
+    kept, = tmp_path.glob('study.db.*.old')
+    assert len(new.trials) == 2 and [t.value for t in load(kept).trials] == old
+    assert len(run(simulated_runner(), 3, storage=tmp_path / 'study.db', name='other').trials) == 3
+    run(simulated_runner(), 2, storage=tmp_path / 'study.db', fresh=True)  # beside another study only its name changes
+    assert sorted(n.split('-')[0] for n in optuna.get_all_study_names(sqlite_storage(tmp_path / 'study.db'))) == ['other', 'study', 'study']
+
+
+@pytest.mark.parametrize('changes, said', [
+    (dict(space=['lr=1e-5..1e-2:log', 'weight_decay=1e-3..1:log']), 'space: lr was'), (dict(space=['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1:log', 'extra=1..4']), 'space: extra was not there, now'),
+    (dict(space=['lr=1e-5..1e-1:log']), 'weight_decay was'), (dict(identity=dict(rows='b')), 'rows was a, now b'), (dict(identity={}), 'rows was a, now not there'),
+    (dict(folds=4), 'folds was 3, now 4'), (dict(epochs=4), 'epochs was 3, now 4'), (dict(direction='minimize'), 'directions was')], ids=str)
+def test_another_study_under_the_same_name_is_refused_with_the_difference(tmp_path, changes, said):
+    go = lambda **k: tune(**dict(dict(runner_or_trainer=simulated_runner(), space=SPACE, n_trials=4, folds=3, storage=tmp_path / 'study.db', progress=False, identity=dict(rows='a')), **k))
+    go()
+    before = (tmp_path / 'study.db').read_bytes()
+    with pytest.raises(InputError, match=said) as caught: go(**changes)
+    assert '\n' not in str(caught.value) and 'fresh=True' in str(caught.value) and (tmp_path / 'study.db').read_bytes() == before
+
+
+def test_a_study_of_another_version(tmp_path):
+    with_old = optuna.create_study(study_name='study', storage=sqlite_storage(tmp_path / 'study.db'), direction='maximize')
+    with_old.tell(with_old.ask(SPACE), .5)
+    with pytest.raises(InputError, match='made by another version of optkit'): run(simulated_runner(), 2, storage=tmp_path / 'study.db')
+    with sqlite3.connect(tmp_path / 'study.db') as db: db.execute("update alembic_version set version_num = 'v999.0.0.a'")
+    with pytest.raises(InputError, match='another version of Optuna'): run(simulated_runner(), 2, storage=tmp_path / 'study.db')
+
+
+# --- bad input: one line, before anything runs, and nothing left on the disk
+
+def never(params, fold): raise AssertionError('it ran')
+
+BAD = {
+    'an unknown strategy': (dict(strategy='greedy'), "strategy is 'greedy', expected one of none"),
+    'a space that returns nothing': (dict(space=lambda trial: trial.suggest_float('x', 0, 1) and None), 'the space returns None'),
+    'a space that suggests nothing': (dict(space=lambda trial: dict(lr=1)), 'the space suggests nothing'),
+    'an empty space': (dict(space={}), 'the space is empty'),
+    'a space of numbers': (dict(space=dict(lr=1e-3)), "space: 'lr' is 0.001"),
+    'a space that is a number': (dict(space=3), 'space is 3'),
+    'folds 0': (dict(folds=0), 'folds is 0'), 'folds as text': (dict(folds='5'), 'row numbers go with a Trainer'),
+    'epochs 0': (dict(epochs=0), 'epochs is 0'), 'half an epoch': (dict(epochs=.5), 'epochs is 0.5'),
+    'n_trials 0': (dict(n_trials=0), 'n_trials is 0'), 'neither trials nor budget': (dict(n_trials=None), "neither n_trials nor budget"),
+    'a budget that is no time': (dict(budget='soon'), "budget is 'soon'"), 'a negative budget': (dict(budget=-1), 'budget is -1'),
+    'no runner': (dict(runner_or_trainer=None), 'runner is None'), 'workers 0': (dict(workers=0), 'workers is 0'),
+    'a direction that is none': (dict(direction='up'), "direction is 'up'"), 'a negative seed': (dict(seed=-1), 'seed is -1'),
+    'hyperband without epochs': (dict(strategy='hyperband', epochs=None), "strategy 'hyperband' needs epochs"),
+    'workers and a runner that cannot travel': (dict(workers=2, space=lambda trial: dict(x=trial.suggest_float('x', 0, 1))), 'can be sent to another process'),
+}
+
+
+@pytest.mark.parametrize('case', BAD)
+def test_bad_input(tmp_path, case):
+    changes, said = BAD[case]
+    with pytest.raises(InputError) as caught: tune(**dict(dict(runner_or_trainer=never, space=SPACE, n_trials=3, folds=3, epochs=3, storage=tmp_path / 'run' / 'study.db', progress=False), **changes))
+    assert said in str(caught.value) and '\n' not in str(caught.value) and not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('runner, said', [(lambda p, f: iter(()), 'gave no value in fold 0'), (lambda p, f: iter(['good']), "gave 'good' in fold 0, epoch 1; expected a number"), (lambda p, f: iter([None]), 'gave None'),
+                                          (lambda p, f: iter([True]), 'gave True'), (lambda p, f: iter([.1] * 4), 'more than 3 values in fold 0'), (lambda p, f: iter([(.1, .2)]), 'expected a number')], ids=range(6))
+def test_a_runner_that_gives_no_numbers(tmp_path, runner, said):
+    with pytest.raises(InputError) as caught: run(runner, 3, storage=tmp_path / 'run' / 'study.db', epochs=3)
+    assert said in str(caught.value) and not (tmp_path / 'run').exists()
+
+
+def test_storages_that_cannot_be_used(tmp_path):
+    (tmp_path / 'file').touch()
+    (tmp_path / 'text.db').write_text('this is no database, whatever its name says')
+    (tmp_path / 'text.log').write_text('{"a": 1}\n')
+    sqlite_storage(tmp_path / 'there.db')
+    for where, said in ((tmp_path / 'file' / 'study.db', 'is a file, expected a folder'), (tmp_path / 'text.db', 'cannot be opened'), (tmp_path / 'text.log', 'is no journal'),
+                        ('postgresql+nodriver://nobody@localhost:1/x', 'driver of this database is missing'), ('sqlite:////proc/nowhere/a.db', 'cannot be'),
+                        (f'sqlite:///file:{tmp_path}/there.db?mode=ro&uri=true', 'cannot be'), ('://', 'expected a path or an address')):
+        with pytest.raises(InputError, match=said) as caught: run(never, 3, storage=where)
+        assert str(caught.value).count('\n') <= 1
+    assert (tmp_path / 'text.db').read_text().startswith('this is') and (tmp_path / 'text.log').read_text() == '{"a": 1}\n'
+
+
+def test_a_read_only_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, 'access', lambda path, mode: mode != os.W_OK)  # root may write anywhere
+    with pytest.raises(InputError, match='read-only'): run(never, 3, storage=tmp_path / 'a' / 'study.db')
+    assert not (tmp_path / 'a').exists()
+
+
+# --- a study that somebody else made, and one that is done
+
+def test_what_would_racing_have_cost_me():
+    study = run(simulated_runner(seed=2), 40, strategy='none')
+    found = what_if(study)
+    assert found.epochs == 40 * 9 and found.epochs_then < 330 and found.stopped > 10 and found.lost < .02 and found.trials == 40 and 'saved' in repr(found)
+    assert what_if(study, 'none').epochs_then == found.epochs and what_if(study, 'none').lost == 0
+    with pytest.raises(InputError, match='cannot be replayed'): what_if(study, 'reports')
+    theirs = optuna.create_study(direction='minimize')
+    for n in range(60):
+        trial = theirs.ask(SPACE)
+        top = math.log10(trial.params['lr'] / 1e-3) ** 2
+        for e in range(30): trial.report(top + 3 / (e + 1), e)
+        theirs.tell(trial, top + .1)
+    found = what_if(theirs)
+    assert found.trials == 60 and found.epochs == 1800 and found.epochs_then < 1500 and found.lost <= 0 + 1e-9
+    with pytest.raises(InputError, match='nothing to replay'): what_if(optuna.create_study())
+
+
+# --- over a trainer
+
+@pytest.fixture(scope='module')
+def trainer():
+    from optkit.data import example_table, tokenise, word_tokenizer
+    from optkit.engine import example_model
+    from optkit.hardware import detect
+    from optkit.trainer import TrainConfig, Trainer, make_engine
+    config = TrainConfig(epochs=3, lr=3e-3, precision='fp32')
+    return Trainer(make_engine(example_model(), config, detect()), tokenise(example_table(90), word_tokenizer(), max_length=48, progress=False), config)
+
+
+def test_a_trainer_can_be_given_and_a_reused_engine_changes_nothing(trainer):
+    space = ['lr=3e-4..1e-2:log', 'effective_batch=8,16', 'label_smoothing=0.0..0.1']
+    study = tune(trainer, space, 5, folds=3, storage='memory', progress=False, strategy='none')
+    assert states(study) == ['complete'] * 5 and all(len(c) == 3 for t in study.trials for c in curves(t, 3))
+    from optkit.engine import example_model
+    from optkit.folds import stratified_folds
+    from optkit.hardware import detect
+    from optkit.trainer import Trainer, make_engine
+    last = study.trials[-1]
+    fresh = TrainerRunner(Trainer(make_engine(example_model(), trainer.config, detect()), trainer.store, trainer.config), stratified_folds(np.arange(90), trainer.store.labels.numpy(), 3, 0))
+    assert [list(fresh(last.params, f)) for f in range(3)] == curves(last, 3)
+
+
+def test_a_trainer_with_other_rows_is_another_study(trainer, tmp_path):
+    go = lambda **k: tune(trainer, ['lr=3e-4..1e-2:log'], 1, storage=tmp_path / 'study.db', progress=False, **k)
+    go(folds=2)
+    rows = np.arange(90)
+    with pytest.raises(InputError, match='fingerprint was'): go(folds=[(rows[30:], rows[:30]), (rows[:60], rows[60:])])
+    with pytest.raises(InputError, match='91 folds|need at least|expected at least'): tune(trainer, ['lr=3e-4..1e-2:log'], 1, folds=91, storage=tmp_path / 'new.db', progress=False)
+    with pytest.raises(InputError, match='an engine cannot be sent'): go(folds=2, workers=2)
+    assert not (tmp_path / 'new.db').exists()
+
+
+# --- many processes
+
+MODULE = textwrap.dedent('''
+    import hashlib, math, os, time
+    from optkit.simulator import simulated_runner
+    class Runner:
+        epochs = 3
+        def __init__(self, log, pause): self.log, self.pause = log, pause
+        def __call__(self, params, fold):
+            with open(self.log, 'a') as file: file.write(f"{os.getpid()} {sorted(params.items())} {fold}\\n")
+            for value in simulated_runner()(params, fold):
+                time.sleep(self.pause)
+                yield value
+    def space(trial): return dict(lr=trial.suggest_float('lr', 1e-5, 1e-1, log=True), weight_decay=trial.suggest_float('weight_decay', 1e-3, 1, log=True))
+''')
+MANY = textwrap.dedent('''
+    import sys
+    from shared import Runner, space
+    from optkit.hpo import tune
+    if __name__ == '__main__':
+        storage, trials, pause, log, workers = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], int(sys.argv[5])
+        tune(Runner(log, pause), space, trials, folds=3, storage=storage, strategy='none', progress=False, workers=workers)
+''')
+
+
+def start_many(tmp_path, storage, trials, pause, workers=1):
+    (tmp_path / 'shared.py').write_text(MODULE); (tmp_path / 'many.py').write_text(MANY)
+    env = dict(os.environ, PYTHONPATH=f'{ROOT}{os.pathsep}{tmp_path}', OMP_NUM_THREADS='1')
+    return subprocess.Popen([sys.executable, str(tmp_path / 'many.py'), str(storage), str(trials), str(pause), str(tmp_path / 'log'), str(workers)], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+
+
+def check_shared(study, n):
+    finished = [t for t in study.trials if ended(t)]
+    assert len(finished) == n and not [t for t in study.trials if t.state == TrialState.RUNNING] and len({t.params['lr'] for t in finished}) == n
+    plain = simulated_runner()
+    for t in finished: assert fold_scores(t) == [max(plain(t.params, f)) for f in range(3)] and t.value == pytest.approx(np.mean(fold_scores(t)))
+    for t in study.trials:
+        if ended(t) is None and t.params and t.user_attrs['interrupted'] is True: assert any(u.user_attrs.get('resumed_from') == t.number for u in study.trials)
+
+
+def kill_one_of(tmp_path, storage, count, trials, pause):
+    processes = [start_many(tmp_path, storage, trials, pause) for _ in range(count)]
+    try:
+        until = time.monotonic() + 300
+        while time.monotonic() < until:
+            log = (tmp_path / 'log').read_text().splitlines() if (tmp_path / 'log').exists() else []
+            if sum(line.startswith(f'{processes[0].pid} ') for line in log) >= 2: break
+            time.sleep(.02)
+        processes[0].send_signal(signal.SIGKILL)
+        said = [p.communicate(timeout=500)[1] for p in processes]
+    finally:
+        for p in processes: p.poll() is None and p.kill()
+    assert [p.returncode for p in processes] == [-signal.SIGKILL] + [0] * (count - 1), said
+
+
+def test_three_processes_share_a_study_and_one_is_killed(tmp_path):
+    kill_one_of(tmp_path, tmp_path / 'study.db', 3, 12, .1)
+    check_shared(load(tmp_path / 'study.db'), 12)
+
+
+MID_WRITE = textwrap.dedent("""
+    import os, signal, sys
+    from sqlalchemy.orm import Session
+    import shared
+    from optkit.hpo import tune
+    plain, calls = Session.commit, []
+    def commit(self):
+        self.flush()  # what is written is in the open transaction
+        calls.append(1)
+        if len(calls) == int(sys.argv[2]): os.kill(os.getpid(), signal.SIGKILL)
+        plain(self)
+    Session.commit = commit
+    tune(shared.Runner(sys.argv[3], 0.), shared.space, 6, folds=3, storage=sys.argv[1], strategy='none', progress=False)
+""")
+
+
+@pytest.mark.parametrize('commit', [12, 33, 40])
+def test_killed_in_the_middle_of_a_write(tmp_path, commit):
+    (tmp_path / 'shared.py').write_text(MODULE); (tmp_path / 'dies.py').write_text(MID_WRITE)
+    env = dict(os.environ, PYTHONPATH=f'{ROOT}{os.pathsep}{tmp_path}', OMP_NUM_THREADS='1')
+    process = subprocess.run([sys.executable, str(tmp_path / 'dies.py'), str(tmp_path / 'study.db'), str(commit), str(tmp_path / 'log')], env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    plain = simulated_runner()
+    study = tune(lambda p, f: plain(p, f), lambda trial: dict(lr=trial.suggest_float('lr', 1e-5, 1e-1, log=True), weight_decay=trial.suggest_float('weight_decay', 1e-3, 1, log=True)), 6, folds=3, epochs=3,
+                 storage=tmp_path / 'study.db', strategy='none', progress=False)
+    check_shared(study, 6)
+
+
+@pytest.mark.slow
+def test_sixteen_processes_share_a_file_and_one_is_killed(tmp_path):  # optuna/optuna#820, #5921
+    kill_one_of(tmp_path, tmp_path / 'study.db', 16, 64, .05)
+    check_shared(load(tmp_path / 'study.db'), 64)
+
+
+def test_without_a_lock_the_numbers_decide(tmp_path):
+    "A database to which no file's lock belongs: what comes too late steps back"
+    sqlite_storage(tmp_path / 'study.db')
+    url = f'sqlite:///{tmp_path}/study.db?timeout=60'
+    assert open_storage(url).path is None
+    processes = [start_many(tmp_path, url, 9, .05) for _ in range(3)]
+    said = [p.communicate(timeout=120)[1] for p in processes]
+    assert [p.returncode for p in processes] == [0] * 3, said
+    check_shared(load(tmp_path / 'study.db'), 9)
+
+
+def test_workers_are_processes(tmp_path):
+    process = start_many(tmp_path, tmp_path / 'study.db', 10, .1, workers=2)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 0, said
+    check_shared(load(tmp_path / 'study.db'), 10)
+    assert len({line.split()[0] for line in (tmp_path / 'log').read_text().splitlines()}) == 2
+
+
+def test_control_c_of_a_process_leaves_nothing_running(tmp_path):
+    process, until = start_many(tmp_path, tmp_path / 'study.db', 50, .1), time.monotonic() + 60
+    while (not (tmp_path / 'log').exists() or (tmp_path / 'log').read_text().count('\n') < 5) and time.monotonic() < until: time.sleep(.02)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    study = load(tmp_path / 'study.db')
+    assert process.returncode != 0 and [t.state for t in study.trials if t.state in (TrialState.RUNNING, TrialState.WAITING)] == [TrialState.WAITING]
+    assert len(fold_scores(next(t for t in study.trials if t.state == TrialState.WAITING))) >= 1
+
+
+def test_a_running_trial_beats(storage):
+    beats, plain = [], simulated_runner()
+    def runner(params, fold):
+        if fold == 1: time.sleep(.1); beats.append(storage._get_stale_trial_ids(1)); beats.append(sqlite3.connect(storage.engine.url.database).execute('select count(*) from trial_heartbeats').fetchone()[0])
+        yield from plain(params, fold)
+    run(runner, 1, storage=storage)
+    assert beats == [[], 1]

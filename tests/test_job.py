@@ -267,7 +267,7 @@ def test_a_damaged_database_is_named(folder, finished, tmp_path):
     shutil.copytree(finished, tmp_path / 'run')
     (tmp_path / 'run' / 'study.json').unlink()
     (tmp_path / 'run' / 'study.db').write_bytes(b'not a database' * 100)
-    with pytest.raises(InputError, match='study.db: is no study database or is damaged'): run(config(folder, tmp_path / 'run'))
+    with pytest.raises(InputError, match='study.db: cannot be opened, is damaged'): run(config(folder, tmp_path / 'run'))
 
 
 def test_a_study_never_goes_on_over_other_rows(folder, tmp_path):
@@ -279,7 +279,7 @@ def test_a_study_never_goes_on_over_other_rows(folder, tmp_path):
     fingerprint = read_json(out / 'run.json')
     fingerprint['fingerprint']['rows'] = 60
     (out / 'run.json').write_text(json.dumps(fingerprint))
-    with pytest.raises(InputError, match='its trials were made with other rows'): run(config(folder, out, rows=60))
+    with pytest.raises(InputError, match='is another one .rows was'): run(config(folder, out, rows=60))
     assert read_json(out / 'data.json')['heldout'] == held
 
 
@@ -332,3 +332,23 @@ def test_the_demo_on_the_packaged_model(tmp_path):
     run(demo_config(out=str(tmp_path / 'demo'), budget_s=60.))
     final = read_json(tmp_path / 'demo' / 'final.json')
     assert final['rows'] == 400 and final['score'] > .5 and len(read_json(tmp_path / 'demo' / 'study.json')['trials']) >= 8
+
+
+def test_the_forecast_of_a_run_folder(folder, tmp_path, capsys):
+    out = tmp_path / 'run'
+    run(config(folder, out, trials=7))
+    before = {p.name: p.stat().st_mtime_ns for p in out.iterdir() if p.suffix == '.json'}
+    assert main(['forecast', str(out), '--trials', '20', '--workers', '2']) == 0
+    said = capsys.readouterr().out
+    assert '7 trials in' in said and '13 to come' in said and 'of 3 folds: ' in said and 'Replay of 7 trials under racing' in said
+    assert before == {p.name: p.stat().st_mtime_ns for p in out.iterdir() if p.suffix == '.json'}
+    for words in ([str(tmp_path)], [str(tmp_path / 'missing')], [str(out), '--trials', '0'], [str(out), '--strategy', 'greedy'], [str(out), '--name', 'other']):
+        assert main(['forecast', *words]) == 2 and capsys.readouterr().err.strip().count('\n') == 0
+    assert read_json(out / 'study.json')['controller']['strategy'] == 'racing'
+
+
+def test_another_strategy_is_another_study(folder, tmp_path):
+    run(config(folder, tmp_path / 'run', strategy='none'))
+    assert {t['state'] for t in read_json(tmp_path / 'run' / 'study.json')['trials']} == {'complete'}
+    with pytest.raises(InputError, match='strategy was none, now racing'): run(config(folder, tmp_path / 'run'))
+    with pytest.raises(InputError, match="strategy is 'greedy'"): config(folder, tmp_path / 'run', strategy='greedy')

@@ -278,10 +278,10 @@ def test_in_a_browser(tmp_path, width, dark):
 @pytest.mark.parametrize('metric', ['macro_f1', 'loss'])
 def test_a_study_as_the_search_leaves_it(tmp_path, metric):
     "Stopped and interrupted trials are counted as such and drawn; a loss is shown as it is, lower is better"
-    from optkit.hpo import FoldStopping, parse_space, simulated_runner, study_summary, tune
+    from optkit.hpo import parse_space, simulated_runner, study_summary, tune
     sign, plain = -1 if metric == 'loss' else 1, simulated_runner()
-    study = tune(lambda p, f: (v - (2 if sign < 0 else 0) for v in plain(p, f)), dict(map(parse_space, ('lr=1e-5..1e-1:log', 'weight_decay=1e-3..1:log'))), 20, 3, progress=False)
-    summary = study_summary(study, metric, 20, 9, FoldStopping())
+    study = tune(lambda p, f: (v - (2 if sign < 0 else 0) for v in plain(p, f)), dict(map(parse_space, ('lr=1e-5..1e-1:log', 'weight_decay=1e-3..1:log'))), 20, folds=3, epochs=3, storage='memory', progress=False)
+    summary = study_summary(study, metric, 20, 9)
     summary['trials'].append(dict(summary['trials'][0], number=20, state='interrupted', value=None, fold_scores=[]))
     stopped, best = sum(t['state'] == 'stopped' for t in summary['trials']), summary['trials'][summary['best']]
     assert stopped and best['value'] == (min if sign < 0 else max)(t['value'] for t in summary['trials'] if t['value'] is not None)

@@ -1,0 +1,293 @@
+"Each decision of a strategy against an independent computation, and what no strategy may do"
+import math
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from optkit.data import InputError
+from optkit.strategies import (STRATEGIES, Asha, Course, History, Hyperband, PrunerStrategy, Racing, Reports, SeededTPE, Shape, Strategy, Verdict, Wilcoxon, as_strategy, default_sampler,
+                               draw, epoch_verdict, fold_verdict, follow, halving_verdict, local_prediction, progress_features, residual_sigma, told_value)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    yield
+    optuna.logging.set_verbosity(level)
+
+
+def plain_verdict(scores, table, risk, top, least=.001):
+    "The formula of the racing between folds, in loops"
+    from scipy.stats import t as student
+    n, folds = len(table), len(table[0])
+    order = sorted(range(n), key=lambda i: -sum(table[i]) / folds)[:top]
+    target = [sum(table[i][f] for i in order) / len(order) for f in range(folds)]
+    behind = sum(target[f] - s for f, s in enumerate(scores)) / len(scores)
+    grand, square = sum(map(sum, table)) / (n * folds), 0.
+    for i in range(n):
+        for f in range(folds): square += (table[i][f] - sum(table[i]) / folds - sum(table[j][f] for j in range(n)) / n + grand) ** 2
+    free, k = (n - 1) * (folds - 1), len(scores)
+    sigma = max(math.sqrt(square / free), least)
+    limit = student.ppf(1 - risk, free) * sigma * math.sqrt(1 + 1 / len(order)) * math.sqrt((folds - k) / (k * folds))
+    return behind > limit, sum(target) / folds - behind, behind - limit
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(3, 12), st.integers(2, 6), st.floats(.02, .45), st.integers(1, 8), st.integers(0, 10**6), st.floats(-.2, .1))
+def test_a_fold_verdict_is_the_formula(n, folds, risk, top, seed, shift):
+    rng = np.random.default_rng(seed)
+    table = .8 + rng.normal(0, .03, (n, 1)) + rng.normal(0, .02, (1, folds)) + rng.normal(0, .01, (n, folds))
+    for k in range(1, folds):
+        scores = (table.max(0)[:k] + shift + rng.normal(0, .01, k)).tolist()
+        stop, predicted, margin = plain_verdict(scores, table.tolist(), risk, top)
+        found = fold_verdict(scores, table, risk, top)
+        assert found.predicted == pytest.approx(predicted) and (found.stop == stop or abs(margin) < 1e-9)
+    assert not fold_verdict([0.] * folds, table).stop
+
+
+def test_the_noise_is_what_is_left_after_trials_and_folds():
+    rng = np.random.default_rng(0)
+    effects = rng.normal(0, 1, (400, 1)) + rng.normal(0, 1, (1, 5))
+    assert residual_sigma(effects)[0] == pytest.approx(0, abs=1e-12)
+    sigma, free = residual_sigma(effects + rng.normal(0, .02, (400, 5)))
+    assert sigma == pytest.approx(.02, rel=.06) and free == 399 * 4
+
+
+def test_a_trial_as_good_as_the_target_is_stopped_about_as_often_as_the_risk_says():
+    rng, folds, stopped = np.random.default_rng(0), 4, []
+    for _ in range(600):
+        easy = rng.normal(0, .02, folds)
+        table, scores = .8 + easy + rng.normal(0, .01, (20, folds)), .8 + easy + rng.normal(0, .01, folds)  # all equally good
+        stopped.append(fold_verdict(scores[:1].tolist(), table, .1, 20).stop)
+    # the future folds are as noisy as the past ones, so behind after one fold overstates: never above about twice the risk
+    assert .02 < np.mean(stopped) < .2
+
+
+# --- within the first fold
+
+def test_the_local_regression_is_least_squares_with_these_weights():
+    rng = np.random.default_rng(0)
+    x, own = rng.normal(0, 1, (40, 2)), np.array([.3, -.2])
+    y = 1 + 2 * x[:, 0] - x[:, 1] + rng.normal(0, .1, 40)
+    d = np.abs(x[:, 0] - own[0])
+    w = 1 / (1 + (d / np.median(d)) ** 2)
+    b, *_ = np.linalg.lstsq(np.column_stack([np.ones(40), x]) * np.sqrt(w)[:, None], y * np.sqrt(w), rcond=None)
+    mean, sd, free = local_prediction(x, y, own)
+    assert mean == pytest.approx(b[0] + own @ b[1:], abs=1e-4) and sd == pytest.approx(.1, rel=.5) and 10 < free < 40
+
+
+@pytest.mark.parametrize('same', [True, False])
+def test_features_that_all_agree_break_nothing(same):
+    finishers = [np.full(10, .5)] * 20 if same else [np.linspace(.1, .5, 10)] * 20
+    table = np.full((6, 3), .5) + np.random.default_rng(0).normal(0, .001, (6, 3))
+    assert isinstance(epoch_verdict([.5] * 4, finishers, table).stop, bool) and math.isfinite(epoch_verdict([.5] * 4, finishers, table).predicted)
+
+
+def test_a_hopeless_start_is_stopped_and_a_good_one_is_not():
+    rng = np.random.default_rng(0)
+    curve = lambda top: np.maximum.accumulate(top - .3 * np.exp(-np.arange(1, 31) / 5) + rng.normal(0, .004, 30))
+    finishers, table = [curve(t) for t in rng.uniform(.6, .9, 60)], .88 + rng.normal(0, .008, (10, 5))
+    assert epoch_verdict(curve(.65)[:8], finishers, table).stop and not epoch_verdict(curve(.9)[:8], finishers, table).stop
+    found = epoch_verdict(curve(.75)[:8], finishers, table)
+    assert found.predicted == pytest.approx(.75, abs=.03) and 'a chance of' in found.reason
+
+
+def test_the_recent_gain_counts():
+    assert progress_features(np.array([.1, .2, .3, .4, .4, .5])) == (.5, pytest.approx(.1))
+    assert progress_features(np.array([.4])) == (.4, 0.)
+
+
+def history(n=30, folds=5, epochs=30, seed=0):
+    rng, found = np.random.default_rng(seed), History()
+    for i in range(n):
+        top = rng.uniform(.6, .9)
+        found.add(Course(i, [top - .3 * np.exp(-np.arange(1, epochs + 1) / 5) + rng.normal(0, .004, epochs) for _ in range(folds)]), True)
+    return found
+
+
+@given(st.integers(1, 500), st.integers(1, 200))
+def test_checkpoints_lie_inside_the_fold(trials, epochs):
+    shape, rule = Shape(5, epochs, trials), Racing()
+    asked = [e for e in range(1, epochs + 1) if rule.asks(0, e, shape)]
+    assert len(asked) <= 3 and all(e < epochs for e in asked) and not any(rule.asks(1, e, shape) for e in range(1, epochs + 1)) and (epochs == 1 or asked)
+    assert rule.limit(Course(0), shape) == epochs and 1 <= rule.limit(Course(0, [[.1] * epochs]), shape) <= epochs
+
+
+def test_counts_shrink_for_small_studies():
+    sizes = [Racing().sized(Shape(5, 100, n)) for n in (3, 12, 40, 59, 60, 400, None)]
+    assert [s.first for s in sizes] == [3, 4, 13, 19, 20, 20, 20] and [s.risk for s in sizes] == [.05] * 4 + [.1] * 3
+    assert all(3 <= s.least_complete <= 5 and 8 <= s.comparators <= 15 for s in sizes)
+    assert Racing(first=2, risk=.2).sized(Shape(5, 100, 400)).first == 2
+
+
+def test_who_finishes_the_first_fold():
+    rule = Racing()
+    for n, first in ((3, 3), (12, 4), (30, 10), (400, 20)): assert all(rule.exempt(i, Shape(5, 100, n)) for i in range(first))
+    later = [rule.exempt(i, Shape(5, 100, 400, s)) for s in range(20) for i in range(20, 400)]
+    assert .035 < np.mean(later) < .065
+
+
+def test_the_searched_epochs_are_not_compared_within_a_fold():
+    assert not Racing().within(Course(99, comparable=False), history(), Shape(5, 30, 400)).stop
+    found = History()
+    found.add(Course(0, [[.1, .2]], comparable=False), True)
+    assert not found.finishers and len(found.complete) == 1
+
+
+@pytest.mark.parametrize('changes', [dict(risk=0), dict(risk=.5), dict(risk=-1), dict(risk=math.nan), dict(least_complete=1), dict(top=0), dict(cap=.5), dict(checkpoints=(0.,)), dict(checkpoints=(1.,))], ids=str)
+def test_a_rule_that_cannot_be(changes):
+    with pytest.raises(InputError, match='expected'): Racing(**changes)
+
+
+# --- halving
+
+def test_the_best_third_goes_on():
+    for n in range(1, 20):
+        others = list(np.random.default_rng(n).random(n - 1))
+        passed = [v for v in [*np.add(others, 1e-9), *np.subtract(others, 1e-9), 0., 1.] if not halving_verdict(v, others, 3, 9).stop]
+        assert (np.array(passed)[:, None] < others).sum(1).max(initial=0) == max(1, n // 3) - 1
+
+
+@pytest.mark.parametrize('epochs, eta, count', [(243, 3, 6), (81, 3, 5), (100, 3, 5), (64, 4, 4), (1000, 10, 4), (2, 3, 1), (125, 5, 4)])
+def test_brackets_are_counted_in_whole_numbers(epochs, eta, count):  # optuna/optuna#5678
+    rule, shape = Hyperband(eta=eta), Shape(5, epochs, 100)
+    assert len(rule.brackets(shape)) == count == len({rule.bracket(n, shape) for n in range(20000)})
+
+
+def test_brackets_do_not_depend_on_the_name_and_the_sampler_sees_them():
+    rule, shape, seen = Hyperband(), Shape(5, 100, 40, 3), []
+    for name in ('one', 'another'):
+        study = optuna.create_study(study_name=name, pruner=rule.pruner(shape), sampler=optuna.samplers.RandomSampler(seed=0))
+        for _ in range(40): study.tell(study.ask(), 0.)
+        groups = [[t.number for t in optuna.pruners._filter_study(study, study.trials[n]).get_trials()] for n in range(5)]
+        assert all(rule.bracket(m, shape) == rule.bracket(n, shape) for n, g in enumerate(groups) for m in g) and all(n in g for n, g in enumerate(groups))
+        seen.append(groups)
+    assert seen[0] == seen[1] and len(seen[0][0]) < 40
+
+
+def test_hyperband_lets_the_first_trials_run_and_waits_for_patience():
+    shape, rule = Shape(5, 100, 40), Hyperband(first=30)
+    bracket = next(n for n in range(30, 999) if rule.bracket(n, shape) == 0)
+    past = History()
+    for n in range(9): past.add(Course(next(m for m in range(1000 * n, 10**6) if rule.bracket(m, shape) == 0), [[.9] * 9]), False)
+    worse = Course(bracket); worse.curves = [[.1] * 9]
+    early = Course(3); early.curves = [[.1] * 9]
+    assert rule.within(worse, past, shape).stop and not rule.within(early, past, shape).stop
+    rising = Course(bracket); rising.curves = [list(np.linspace(0, .1, 9))]
+    assert Hyperband(patience=3).within(worse, past, shape).stop and not Hyperband(patience=3).within(rising, past, shape).stop and Hyperband().within(rising, past, shape).stop
+
+
+@pytest.mark.parametrize('name', ['asha', 'hyperband', 'reports'])
+def test_halving_needs_the_epochs(name):
+    with pytest.raises(InputError, match=f"strategy '{name}' needs epochs"): as_strategy(name).check(Shape(5, None, 10))
+
+
+# --- Wilcoxon
+
+def test_wilcoxon_over_five_folds_cannot_act_before_the_fourth():
+    from scipy.stats import wilcoxon
+    past = History()
+    past.add(Course(0, [[.9], [.91], [.92], [.93], [.94]]), True)
+    worse = [[.5], [.52], [.49], [.47]]
+    assert [Wilcoxon().between(Course(1, worse[:k]), past, Shape(5, 1)).stop for k in (1, 2, 3, 4)] == [False, False, False, True]
+    assert wilcoxon(np.array([.5, .52, .49]) - [.9, .91, .92], alternative='less').pvalue == pytest.approx(.125)
+    assert not Wilcoxon().between(Course(1, [[.95], [.96], [.97], [.98]]), past, Shape(5, 1)).stop
+
+
+# --- pruners of Optuna
+
+def test_the_reports_lose_every_fold_but_the_first():
+    course = Course(0, [[.1, .2, .3], [.5, .6]])
+    course.curves.append([.9])
+    shape = Shape(5, 3)
+    nop = optuna.pruners.NopPruner()
+    assert PrunerStrategy(nop, 'epoch').seen(course, shape) == {1: .1, 2: .2, 3: .3}
+    assert PrunerStrategy(nop, 'first').seen(course, shape) == {1: .1, 2: .2, 3: .3}
+    assert PrunerStrategy(nop, 'all').seen(course, shape) == {1: .1, 2: .2, 3: .3, 4: .5, 5: .6, 7: .9}
+    with pytest.raises(InputError, match='steps is'): PrunerStrategy(nop, 'fold')
+
+
+def test_a_pruner_decides_as_it_would_in_optuna():
+    "The same values given to Optuna's own should_prune"
+    rng, shape = np.random.default_rng(0), Shape(1, 20, 30)
+    data = rng.random((30, 1)) + np.cumsum(rng.normal(0, .05, (30, 20)), 1)
+    def stops(ours):
+        study = optuna.create_study(direction='maximize', pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=2))
+        found = []
+        for row in data:
+            trial = study.ask()
+            if ours:
+                course = Course(trial.number)
+                verdict = follow(PrunerStrategy(study.pruner), course, History(), shape, lambda f: row.tolist(), trial, lambda f, e, v: trial.report(v, e))
+                n = len(course.curves[0]) if verdict else None
+            else:
+                n = None
+                for e, v in enumerate(row, 1):
+                    trial.report(v, e)
+                    if trial.should_prune(): n = e; break
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED) if n else study.tell(trial, float(row.max()))
+            found.append(n)
+        return found
+    assert stops(True) == stops(False) and any(stops(True))
+
+
+# --- all of them
+
+@pytest.mark.parametrize('given', ['greedy', '', None, 3, Racing, ['racing']], ids=repr)
+def test_an_unknown_strategy_is_refused_in_a_line(given):
+    with pytest.raises(InputError, match='expected one of none, hyperband, reports, asha, wilcoxon, racing') as caught: as_strategy(given)
+    assert '\n' not in str(caught.value)
+
+
+def test_the_names():
+    for name, kind in STRATEGIES.items(): assert type(as_strategy(name)) is kind and as_strategy(name).name == name and name in repr(as_strategy(name))
+    assert as_strategy(Racing(risk=.2)).risk == .2 and isinstance(as_strategy(optuna.pruners.MedianPruner()), PrunerStrategy)
+
+
+@pytest.mark.parametrize('name', ['none', 'hyperband', 'asha', 'wilcoxon', 'racing'])
+def test_a_verdict_is_repeatable_and_leaves_what_it_saw_alone(name):
+    rule, past, shape = as_strategy(name), history(), Shape(5, 30, 60)
+    course = Course(77, [[.2] * 30])
+    before = [list(c) for c in course.curves], past.table.tolist(), len(past.first)
+    verdicts = [[rule.between(course, past, shape) for _ in range(2)]]
+    course2 = Course(77); course2.curves = [[.1] * 3]
+    for e in range(1, 30):
+        if rule.asks(0, e, shape): course2.curves = [[.1] * e]; verdicts.append([rule.within(course2, past, shape) for _ in range(2)])
+    assert all(a == b and isinstance(a, Verdict) and a.reason for a, b in verdicts)
+    assert before == ([list(c) for c in course.curves], past.table.tolist(), len(past.first))
+    if name in ('asha', 'racing'): assert any(a.stop for a, _ in verdicts)
+    if name == 'none': assert not any(a.stop for a, _ in verdicts)
+
+
+def test_what_is_told_is_below_the_best():
+    for best in (.9, -50., 0., 1e6):
+        past = History(); past.add(Course(0, [[best]]), True)
+        assert told_value(Verdict(True, '', best + 1), past) < best and told_value(Verdict(True, '', best - 1), past) == best - 1
+
+
+def test_follow_stops_where_it_is_told():
+    class Third(Strategy):
+        def asks(self, fold, epoch, shape): return epoch == 3
+        def within(self, course, history, shape, asked=None): return Verdict(course.done == 1, 'third of the second fold')
+    seen, course = [], Course(0)
+    verdict = follow(Third(), course, History(), Shape(3, 5), lambda f: [.1] * 5, on_value=lambda *a: seen.append(a[:2]), on_fold=lambda c: seen.append(c.done))
+    assert verdict.reason.startswith('third') and (course.done, [len(c) for c in course.curves]) == (1, [5, 3]) and seen[5] == 1 and seen[-1] == (1, 3)
+    with pytest.raises(InputError, match='gave no value in fold 0'): follow(Strategy(), Course(0), History(), Shape(3), lambda f: [])
+
+
+def test_the_same_seed_on_each_worker_draws_differently():  # optuna/optuna#4714
+    study = optuna.create_study()
+    space = dict(x=optuna.distributions.FloatDistribution(0, 1), y=optuna.distributions.FloatDistribution(0, 1))
+    drawn = []
+    for _ in range(4):  # four workers that were given one seed, each with its own sampler
+        study.sampler = default_sampler(0)
+        drawn.append(study.ask(space).params)
+    assert len({tuple(d.values()) for d in drawn}) == 4 and len({d['x'] for d in drawn}) == 4
+
+
+def test_draws_are_even():
+    values = [draw(0, n) for n in range(4000)]
+    assert abs(np.mean(values) - .5) < .02 and min(values) >= 0 and max(values) < 1 and draw(0, 1) == draw(0, 1) != draw(1, 1)
