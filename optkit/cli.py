@@ -6,7 +6,7 @@
 __all__ = ['parser', 'main']
 
 # %% ../nbs/05a_cli.ipynb #40e36237
-import argparse, shlex, sys
+import argparse, os, shlex, sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -157,8 +157,15 @@ def main(
     except InputError as exc: return _say(f'optkit {args.command}: {exc}', 2)
     except (MemoryError, FloatingPointError) as exc: return _say(f'optkit {args.command}: {exc}', 1)
     except KeyboardInterrupt: return _say('\nstopped; the same command goes on where it stopped', 130)
+    except BrokenPipeError: # whoever read the output, `head` for instance, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()) # so that Python's last flush finds a place
+        return 0
     return 0
 
 def _say(text, code):
     print(text, file=sys.stderr)
     return code
+
+# %% ../nbs/05a_cli.ipynb #51160ee9
+#| eval: false
+if __name__ == '__main__': sys.exit(main())

@@ -406,6 +406,7 @@ def _do_train(self: Job):
     store, _, folds = self._ready()
     config = self._base(epochs=self._plan['epochs'] + 2, patience=2, physical_batch=self._batch['physical'])
     result = Trainer(self._engine_now(), store, config, self.progress).fit(*folds[0])
+    for d in result.decisions: self.decide(f"training, {d['what']}", d['value'], f"step {d['step']}: {d['reason']}")
     self.say(f'first training: {result}')
     return dict(config=asdict(config), history=[asdict(e) for e in result.history], best_epoch=result.best_epoch, stopped_early=result.stopped_early,
                 seconds=result.seconds, metric=config.metric)
@@ -485,7 +486,9 @@ def _do_final(self: Job):
     if best is None: return dict(params=None, metric=self.config.metric, score=None, rows=len(self._data['heldout']), reason='no trial ran all folds')
     store, search, _ = self._ready()
     config = self._base(**dict(epochs=self._plan['epochs'], physical_batch=best.get('physical_batch') or self._batch['physical']) | best['params'])
-    Trainer(self._engine_now(), store, config, self.progress).refit(search)
+    trainer = Trainer(self._engine_now(), store, config, self.progress)
+    trainer.refit(search)
+    for d in trainer.position.decisions: self.decide(f"final training, {d['what']}", d['value'], f"step {d['step']}: {d['reason']}")
     held = np.array(self._data['heldout'])
     logits, labels = self.engine.predict(store, held).cpu(), store.labels.cpu()[held]
     if self.config.save_model: self._save()

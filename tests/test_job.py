@@ -352,3 +352,11 @@ def test_another_strategy_is_another_study(folder, tmp_path):
     assert {t['state'] for t in read_json(tmp_path / 'run' / 'study.json')['trials']} == {'complete'}
     with pytest.raises(InputError, match='strategy was none, now racing'): run(config(folder, tmp_path / 'run'))
     with pytest.raises(InputError, match="strategy is 'greedy'"): config(folder, tmp_path / 'run', strategy='greedy')
+
+
+@pytest.mark.skipif(os.name == 'nt', reason='pipes of another kind')
+def test_a_reader_that_has_enough():
+    "`optkit detect --json | head -1` ends without a traceback"
+    command = f'{sys.executable} -m optkit.cli detect --json | head -c 1'
+    done = subprocess.run(['bash', '-c', f'set -o pipefail; {command}'], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == '{' and 'Traceback' not in done.stderr, done.stderr[-500:]
