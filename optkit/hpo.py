@@ -46,6 +46,9 @@ class TrainerRunner:
 
     def __call__(self, params, fold): return self.run(params, fold)
 
+    @property
+    def build_seconds(self) -> float: return getattr(self.trainer.engine, 'built_s', 0.) # what the fast engine has built so far
+
     def physical_batch(self, params) -> int: # rows of a micro-batch
         effective = params.get('effective_batch', self.trainer.config.effective_batch)
         return min(self.trainer.config.physical_batch or effective, effective)

@@ -789,3 +789,18 @@ def test_a_running_trial_beats(storage):
         yield from plain(params, fold)
     run(runner, 1, storage=storage)
     assert beats == [[], 1]
+
+
+def test_building_is_billed_to_the_trial_that_built(tmp_path):
+    "On the fast engine the first trial builds the shapes, later ones of the same batch build nothing"
+    from optkit.data import example_table, tokenise, word_tokenizer
+    from optkit.engine import example_model
+    from optkit.hardware import hardware_with
+    from optkit.trainer import TrainConfig, Trainer, make_engine
+    store = tokenise(example_table(60, median=9), word_tokenizer(), 24, progress=False)
+    config = TrainConfig(epochs=1, effective_batch=8, fast=True, precision='fp32')
+    engine = make_engine(example_model(), config, hardware_with(None))
+    study = tune(Trainer(engine, store, config), lambda t: dict(lr=t.suggest_float('lr', 1e-4, 1e-2, log=True), weight_decay=t.suggest_float('weight_decay', 0., .3)), n_trials=3, folds=2, strategy='none', storage='memory')
+    built = [t.user_attrs['spent'].get('build', 0.) for t in study.trials]
+    assert engine.built and built[0] > 0 and sum(built[1:]) <= built[0], built
+    assert sum(built) == pytest.approx(engine.built_s, rel=.01)
