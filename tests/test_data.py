@@ -72,7 +72,7 @@ def test_pairs_and_dropped_rows(tmp_path):
 
 def test_a_text_that_is_a_number_of_a_parquet_file(tmp_path, monkeypatch):
     (tmp_path / 'x.parquet').write_bytes(b'PAR1')
-    monkeypatch.setattr(pd, 'read_parquet', lambda path: pd.DataFrame(dict(text=[1.5, 2.0, 3.25], label=np.array([1, 0, 1], dtype=np.int8))))
+    monkeypatch.setattr(pd, 'read_parquet', lambda path, **settings: pd.DataFrame(dict(text=[1.5, 2.0, 3.25], label=np.array([1, 0, 1], dtype=np.int8))))
     table = read_table(tmp_path / 'x.parquet', 'text', 'label')
     assert table.texts == ['1.5', '2.0', '3.25'] and table.labels.tolist() == [1, 0, 1]
 
@@ -81,7 +81,7 @@ def test_a_text_that_is_a_number_of_a_parquet_file(tmp_path, monkeypatch):
                                     np.array([1, np.nan, 0, 1], dtype=np.float32), pd.Categorical(['a', None, 'b', 'a'])], ids=['Int64', 'string', 'object', 'float', 'float32', 'category'])
 def test_every_kind_of_missing_value_is_missing(tmp_path, monkeypatch, values):
     (tmp_path / 'x.parquet').write_bytes(b'PAR1')
-    monkeypatch.setattr(pd, 'read_parquet', lambda path: pd.DataFrame(dict(text=list('wxyz'), label=values)))
+    monkeypatch.setattr(pd, 'read_parquet', lambda path, **settings: pd.DataFrame(dict(text=list('wxyz'), label=values)))
     with pytest.raises(InputError, match=r"x.parquet: column 'label' has no label in 1 rows \(row 2\)"): read_table(tmp_path / 'x.parquet', 'text', 'label')
     with pytest.raises(InputError, match=r"x.parquet: column 'label' is empty in 1 rows \(row 2\)"): read_table(tmp_path / 'x.parquet', 'label', 'text')
 
@@ -145,7 +145,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
 
 def test_two_columns_of_one_name_in_a_parquet_file(tmp_path, monkeypatch):
     (tmp_path / 'x.parquet').write_bytes(b'PAR1')
-    monkeypatch.setattr(pd, 'read_parquet', lambda path: pd.DataFrame([['x', 'a', 'p'], ['y', 'b', 'q'], ['z', 'a', 'r']], columns=['text', 'label', 'text']))
+    monkeypatch.setattr(pd, 'read_parquet', lambda path, **settings: pd.DataFrame([['x', 'a', 'p'], ['y', 'b', 'q'], ['z', 'a', 'r']], columns=['text', 'label', 'text']))
     with pytest.raises(InputError, match="'text'"): read_table(tmp_path / 'x.parquet', 'text', 'label')
 
 
