@@ -728,7 +728,7 @@ def sample_order(
     seed: int, epoch: int # each pair has its own order
 ) -> np.ndarray: # a permutation of `rows`
     "The order of a plain seeded random sampler"
-    generator = torch.Generator().manual_seed((operator.index(seed) * 1_000_003 + operator.index(epoch)) % 2**64) # a generator takes 64 bits
+    generator = torch.Generator().manual_seed((operator.index(seed) * 1_000_003 + operator.index(epoch)) % 2**64) # a generator takes 64 bits and reads the lower 32
     return np.asarray(rows)[torch.randperm(len(rows), generator=generator).numpy()]
 
 def grouped_order(
