@@ -295,6 +295,7 @@ def _frame_of(data, asked, labels):
     frame = _listed(rows, *asked[:3], labels)
     return frame, frame.columns
 
+# %% ../nbs/02a_data.ipynb #9c19341b
 def _listed(rows, text, label, pair, labels):
     "A frame of a list of texts or of pairs"
     if pair and not all(isinstance(r, (tuple, list)) and len(r) == 2 for r in rows): raise InputError('expected pairs of texts: two strings a row')
@@ -882,6 +883,7 @@ def _received(path, crc):
     if found != crc: raise RuntimeError(f'{path} was replaced by another file')
     return store
 
+# %% ../nbs/02a_data.ipynb #18551cea
 class _Gathered(torch.utils.data.Dataset):
     "Steps as items: item `step` is its gathered batches"
     def __init__(self, store):
