@@ -194,6 +194,15 @@ def test_groups_and_labels_beside_a_gap_stay_apart(tmp_path):
     assert len(set(table_from(dict(text=['x'] * 2, label=[0, 1], doc=['a', 'a\0']), group='doc').groups)) == 2
 
 
+def test_whole_numbers_of_a_parquet_file_beside_a_gap(tmp_path, monkeypatch):
+    (tmp_path / 'x.parquet').write_bytes(b'PAR1')
+    def stored(path, dtype_backend=None):  # as pandas gives a column of whole numbers with a gap
+        kind = 'Int64' if dtype_backend == 'numpy_nullable' else 'float64'
+        return pd.DataFrame(dict(text=['x', 'y', ''], label=[0, 1, 0], doc=pd.array([9007199254740993, 9007199254740992, None], dtype='Int64') if kind == 'Int64' else [2.**53, 2.**53, math.nan]))
+    monkeypatch.setattr(pd, 'read_parquet', stored)
+    assert read_table(tmp_path / 'x.parquet', 'text', 'label', group='doc', drop_empty=True).groups.tolist() == [1, 0]
+
+
 def test_the_row_in_a_message_is_that_of_the_source():
     "Also behind rows that were left out, and not the number of the word"
     for name, task, values in (('label', 'classification', ['a', 'b', '', 'a']), ('label', 'regression', ['1', '2', 'high', '3']), ('label', 'classification', ['1', '2', '0.5', '1'])):
