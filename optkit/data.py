@@ -11,7 +11,7 @@ __all__ = ['TASKS', 'IGNORED', 'LAYOUT_LABELS', 'LAYOUTS', 'InputError', 'read_f
            'gather_seconds', 'Loader', 'batches']
 
 # %% ../nbs/02a_data.ipynb #d91b5acb
-import gzip, hashlib, json, lzma, math, multiprocessing, os, pickle, re, tempfile, time, warnings, zlib
+import gzip, hashlib, json, lzma, math, multiprocessing, operator, os, pickle, re, tempfile, time, warnings, zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -31,6 +31,7 @@ class InputError(ValueError):
     "Something the user gave cannot be used; the message says what was wrong, what was expected and what to do"
 
 def _first(numbers, at_most=3):
+    "The first of some row numbers, in words"
     shown = ', '.join(str(n) for n in numbers[:at_most])
     return f"row{'s' if len(numbers) > 1 else ''} {shown}{', ...' if len(numbers) > at_most else ''}"
 
@@ -46,7 +47,7 @@ def _json_lines(path, opener):
             except json.JSONDecodeError as exc: raise InputError(f'{path}, line {number}: not JSON ({exc.msg}); expected one object a line') from None
             if not isinstance(row, dict): raise InputError(f'{path}, line {number}: expected one JSON object a line, found {type(row).__name__}')
             rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, dtype=object) # as they are written: whole numbers beside a gap would turn into decimals, and large ones into each other
 
 def _read_csv(path, sep):
     read = lambda **kwargs: pd.read_csv(path, sep=sep, dtype=str, keep_default_na=False, **kwargs)
@@ -61,7 +62,7 @@ def _read_file(path):
     packed = next((end for end in _OPENERS if name.endswith(end)), '')
     name, opener = name.removesuffix(packed), _OPENERS.get(packed, open)
     if name.endswith(('.jsonl', '.ndjson')): return _json_lines(path, opener)
-    if name.endswith('.parquet'): return pd.read_parquet(path)
+    if name.endswith('.parquet'): return pd.read_parquet(path, dtype_backend='numpy_nullable') # whole numbers stay whole beside a gap
     if name.endswith(('.csv', '.tsv')): return _read_csv(path, '\t' if name.endswith('.tsv') else ',')
     raise InputError(f'{path}: unknown kind of file; expected .csv, .tsv, .jsonl (each also .gz or .xz) or .parquet')
 
@@ -82,17 +83,33 @@ def read_frame(
     return frame
 
 # %% ../nbs/02a_data.ipynb #0451dba6
-def _as_text(value):
-    if pd.api.types.is_scalar(value) and pd.isna(value): return ''
-    return value if isinstance(value, str) else str(value)
+def _shown(value): return ' '.join(repr(value).split())[:40]
 
-def _column(frame, name, source, words=False):
-    if name in frame.columns: return [_words(v, n, name, source) if words else _as_text(v) for n, v in enumerate(frame[name], 1)]
-    raise InputError(f"{source}: no column '{name}'; it has {', '.join(repr(str(c)) for c in frame.columns[:12])}")
+def _plain(value):
+    "A cell without what its library wraps around it"
+    if hasattr(value, 'as_py'): return value.as_py() # Arrow
+    if isinstance(value, torch.Tensor): value = value.detach().cpu().numpy()
+    return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
+
+def _as_text(value, row, name, source):
+    value = _plain(value)
+    if isinstance(value, bytes) or not pd.api.types.is_scalar(value):
+        hint = "; lists of words need task='tokens', pairs of texts a name for the second, as in pair='second'" if isinstance(value, (list, tuple)) else ''
+        raise InputError(f"{source}: column '{name}' holds {_shown(value)} in row {row}; expected a text or a number{hint}")
+    return '' if pd.isna(value) else str(value)
 
 def _words(value, row, name, source):
-    if isinstance(value, (list, tuple, np.ndarray)): return [_as_text(v) for v in value]
-    raise InputError(f"{source}: column '{name}' holds {value!r:.40} in row {row}; expected a list, one entry a word")
+    value = _plain(value)
+    if isinstance(value, (list, tuple, np.ndarray)): return [_as_text(v, row, name, source) for v in value]
+    if pd.api.types.is_scalar(value) and pd.isna(value): return []
+    raise InputError(f"{source}: column '{name}' holds {_shown(value)} in row {row}; expected a list, one entry a word")
+
+def _column(frame, name, source, words, known):
+    "Cells of a column as texts, or as lists of them; `known`: all columns of the data"
+    if name not in frame.columns: raise InputError(f"{source}: no column '{name}'; it has {', '.join(repr(str(c)) for c in list(known)[:12])}")
+    cells = frame[name]
+    if isinstance(cells, pd.DataFrame): raise InputError(f"{source}: column '{name}' stands {cells.shape[1]} times; rename all but one")
+    return [(_words if words else _as_text)(value, row, name, source) for row, value in enumerate(cells, 1)]
 
 def missing_rows(
     values: list # cells of a column: text, or lists of words
@@ -101,15 +118,20 @@ def missing_rows(
     blank = lambda value: not value if isinstance(value, list) else not value.strip() or value.strip().lower() == 'nan'
     return [n for n, value in enumerate(values, 1) if blank(value)]
 
+def _numbered(places, rows):
+    "Row numbers of cells, each once; `rows`: that of each cell, None: 1, 2, ..."
+    return list(dict.fromkeys(places if rows is None else (int(rows[n - 1]) for n in places)))
+
 # %% ../nbs/02a_data.ipynb #163182b4
 def parse_labels(
     values: list[str], # label cells
     name: str = 'label', # column, for messages
-    source: str = 'the data' # file, for messages
+    source: str = 'the data', # file, for messages
+    rows: Iterable | None = None # row number of each cell, for messages; None: 1, 2, ...
 ) -> tuple[np.ndarray, tuple[str, ...]]: # class of each row, int64 [rows]; class names in order
     "Class numbers and names. Raises `InputError` for missing cells, decimals, a single label, and a text column."
-    if gaps := missing_rows(values): raise InputError(f"{source}: column '{name}' has no label in {len(gaps)} rows ({_first(gaps)}); remove these rows")
-    numbers = _whole_numbers(values, name, source)
+    if gaps := _numbered(missing_rows(values), rows): raise InputError(f"{source}: column '{name}' has no label in {len(gaps)} rows ({_first(gaps)}); remove these rows")
+    numbers = _whole_numbers(values, name, source, rows)
     names = [str(n) for n in numbers] if numbers else [v.strip() for v in values]
     classes = sorted(set(names), key=int if numbers else str)
     if len(classes) == 1: raise InputError(f"{source}: column '{name}' holds one label only ({classes[0]!r}); expected two or more")
@@ -118,47 +140,70 @@ def parse_labels(
     index = {c: n for n, c in enumerate(classes)}
     return np.array([index[n] for n in names]), tuple(classes)
 
-_WHOLE = re.compile(r'[+-]?\d+(\.0*)?$') # read digit by digit: a float would merge integers beyond 2**53
-_NUMBER = re.compile(r'[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$', re.I)
+_WHOLE = re.compile(r'[+-]?\d+(\.0*)?$', re.A) # read digit by digit: a float would merge integers beyond 2**53
+_NUMBER = re.compile(r'[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$', re.I | re.A)
 
-def _whole_numbers(values, name, source):
+def _whole_numbers(values, name, source, rows):
     if not all(_NUMBER.match(v.strip()) for v in values): return None
     odd = [n for n, v in enumerate(values, 1) if not float(v).is_integer()]
-    if odd: raise InputError(f"{source}: column '{name}' holds decimals ({_first(odd)}: {values[odd[0] - 1]}); expected words or whole numbers, one a class")
+    if odd: raise InputError(f"{source}: column '{name}' holds decimals ({_first(_numbered(odd, rows))}: {values[odd[0] - 1]}); expected words or whole numbers, one a class")
     return [int(v.split('.')[0]) if _WHOLE.match(v.strip()) else int(float(v)) for v in values]
 
 # %% ../nbs/02a_data.ipynb #897ed379
 TASKS = ('classification', 'regression', 'tokens', 'causal')
 IGNORED = -100 # label of a token that counts in no loss: the default `ignore_index` of torch's cross entropy
 
+def _is_float32(text):
+    if not _NUMBER.match(text.strip()): return False
+    return abs(float(text)) <= float(np.finfo(np.float32).max)
+
 def parse_numbers(
     values: list[str], # label cells
-    name: str = 'label', source: str = 'the data' # column and file, for messages
+    name: str = 'label', source: str = 'the data', # column and file, for messages
+    rows: Iterable | None = None # row number of each cell, for messages; None: 1, 2, ...
 ) -> np.ndarray: # float32 [rows]
     "Targets of a regression. Raises `InputError` that names the rows that hold no finite number."
-    odd = [n for n, v in enumerate(values, 1) if not _NUMBER.match(v.strip()) or not math.isfinite(float(v))]
-    if odd: raise InputError(f"{source}: column '{name}' holds no number in {len(odd)} rows ({_first(odd)}: {values[odd[0] - 1]!r:.40}); a regression needs one in each")
+    odd = [n for n, v in enumerate(values, 1) if not _is_float32(v)]
+    if odd: raise InputError(f"{source}: column '{name}' holds no number in {len(odd)} rows ({_first(_numbered(odd, rows))}: {values[odd[0] - 1]!r:.40}); a regression needs one in each, at most 3.4e38")
     return np.array([float(v) for v in values], dtype=np.float32)
 
 def parse_word_labels(
-    values: list[list[str]], # a label for each word
+    values: list[list[str]], # a label for each word; -100 for one that counts in no loss
     words: list[list[str]], # of the same rows
-    name: str = 'label', source: str = 'the data' # column and file, for messages
-) -> tuple[list[np.ndarray], tuple[str, ...]]: # classes of the words of each row; class names in order
+    name: str = 'label', source: str = 'the data', # column and file, for messages
+    rows: Iterable | None = None # row numbers, for messages; None: 1, 2, ...
+) -> tuple[list[np.ndarray], tuple[str, ...]]: # classes of the words of each row, -100 for those that have none; class names in order
     "Classes of words. Raises `InputError` where a row has not one label a word."
     odd = [n for n, (l, w) in enumerate(zip(values, words), 1) if len(l) != len(w)]
-    if odd: raise InputError(f"{source}: column '{name}' has {len(values[odd[0] - 1])} labels for {len(words[odd[0] - 1])} words ({_first(odd)}); expected one a word")
-    flat, classes = parse_labels(list(chain.from_iterable(values)), name, source)
-    return np.split(flat, np.cumsum([len(v) for v in values])[:-1]), classes
+    if odd: raise InputError(f"{source}: column '{name}' has {len(values[odd[0] - 1])} labels for {len(words[odd[0] - 1])} words ({_first(_numbered(odd, rows))}); expected one a word")
+    flat, counts = list(chain.from_iterable(values)), [len(v) for v in values]
+    told = [n for n, v in enumerate(flat) if v.strip() not in (str(IGNORED), f'{IGNORED}.0')]
+    if not told: raise InputError(f"{source}: column '{name}' holds no label; expected a class for some of the words")
+    out, row_of = np.full(len(flat), IGNORED), np.repeat(np.arange(1, len(values) + 1) if rows is None else np.asarray(rows), counts)
+    out[told], classes = parse_labels([flat[n] for n in told], name, source, row_of[told])
+    return np.split(out, np.cumsum(counts)[:-1]), classes
 
-def _parse_targets(values, texts, task, name, source):
+def _parse_targets(values, texts, task, name, source, rows):
     if task == 'causal': return np.zeros(len(texts), dtype=np.int64), ()
-    if task == 'regression': return parse_numbers(values, name, source), ()
-    return parse_word_labels(values, texts, name, source) if task == 'tokens' else parse_labels(values, name, source)
+    if task == 'regression': return parse_numbers(values, name, source, rows), ()
+    return parse_word_labels(values, texts, name, source, rows) if task == 'tokens' else parse_labels(values, name, source, rows)
 
 # %% ../nbs/02a_data.ipynb #2013eec4
-@dataclass(frozen=True)
-class Table:
+def _same(a, b):
+    "Whether two values are equal: arrays, tensors, lists and dicts of them, or anything else"
+    if isinstance(a, (list, tuple)) and type(a) is type(b): return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict): return a.keys() == b.keys() and all(_same(v, b[k]) for k, v in a.items())
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor): return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray): return np.array_equal(a, b)
+    return type(a) is type(b) and a == b
+
+class _ByValue:
+    "Dataclasses that hold arrays: equal where all their fields are"
+    def __eq__(self, other): return type(self) is type(other) and all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+    __hash__ = None
+
+@dataclass(frozen=True, eq=False)
+class Table(_ByValue):
     "Texts (or pairs of texts) with what is to be learnt of each"
     texts: list # [rows]; for the task `tokens` a list of words each
     pairs: list[str] | None # [rows]; None: single texts
@@ -168,7 +213,13 @@ class Table:
     dropped: int = 0 # rows left out because a text was empty
     groups: np.ndarray | None = None # int64 [rows]; rows of a group belong together, such as the pairs of one document
     task: str = 'classification' # one of `TASKS`
+    numbers: np.ndarray | None = None # int64 [rows], row numbers in the source, the first is 1; None: 1, 2, ...
 
+    def __post_init__(self):
+        for name in ('pairs', 'labels', 'groups', 'numbers'):
+            part = getattr(self, name)
+            if part is not None and len(part) != len(self.texts): raise InputError(f'{self.source}: {len(self.texts):,} texts and {len(part):,} {name}; expected one a text')
+    def number(self, row): return int(row) + 1 if self.numbers is None else int(self.numbers[row]) # of a row in the source, the first is 1
     def __len__(self): return len(self.texts)
     def __repr__(self):
         if self.task != 'classification': return f'Table of {len(self):,} rows from {self.source}, {self.task}' + (f": {', '.join(self.classes)}" if self.classes else '')
@@ -176,24 +227,37 @@ class Table:
         return f"Table of {len(self):,} rows from {self.source}: " + ', '.join(f'{c} {counts[n]:,}' for n, c in enumerate(self.classes))
 
 # %% ../nbs/02a_data.ipynb #7fc6420e
-def _checked(frame, text, label, pair, drop_empty, group, task, source):
-    "The table in a frame"
+def _asked(text, label, pair, task):
+    "The label's column, none for a task that has none. Raises `InputError` for names that cannot go together."
     if task not in TASKS: raise InputError(f'task {task!r} is unknown; expected one of {", ".join(TASKS)}')
     if pair and task == 'tokens': raise InputError('the task tokens takes single texts, not pairs')
-    if task == 'causal': label = None
-    words = lambda name: task == 'tokens' and name in (text, label)
-    columns = {name: _column(frame, name, source, words(name)) for name in (text, pair, label, group) if name}
+    label = None if task == 'causal' else label
+    if label is None and task != 'causal': raise InputError(f'the task {task} needs a column of labels')
+    if twice := [c for c, n in Counter(filter(None, (text, label, pair))).items() if n > 1]: raise InputError(f'column {twice[0]!r} is named for two things; text, label and pair are different columns')
+    return label
+
+def _checked(frame, text, label, pair, drop_empty, group, task, source, known=None, names=None):
+    "The table in a frame; `known`: all columns of the data, `names`: of the classes 0, 1, ..."
+    label, words = _asked(text, label, pair, task), (text, label) if task == 'tokens' else ()
+    columns = {name: _column(frame, name, source, name in words, frame.columns if known is None else known) for name in (text, pair, label, group) if name}
     gaps = {name: missing_rows(columns[name]) for name in (text, pair) if name}
     for name, rows in gaps.items():
         if rows and not drop_empty: raise InputError(f"{source}: column '{name}' is empty in {len(rows)} rows ({_first(rows)}); remove these rows or pass --drop-empty")
-    out = {n - 1 for rows in gaps.values() for n in rows}
-    keep = lambda name: [v for n, v in enumerate(columns[name]) if n not in out]
-    if len(out) == len(frame): raise InputError(f"{source}: no row is left without an empty text")
-    labels, classes = _parse_targets(keep(label) if label else None, keep(text), task, label, str(source))
-    if group and (none := missing_rows(keep(group))): raise InputError(f"{source}: column '{group}' has no group in {len(none)} rows ({_first(none)}); name one for each row")
-    groups = np.unique(keep(group), return_inverse=True)[1] if group else None
-    return Table(keep(text), keep(pair) if pair else None, labels, classes, str(source), len(out), groups, task)
+    out = {n for rows in gaps.values() for n in rows}
+    numbers = [n for n in range(1, len(frame) + 1) if n not in out]
+    keep = lambda name: [columns[name][n - 1] for n in numbers]
+    if not numbers: raise InputError(f"{source}: no row is left without an empty text")
+    labels, classes = _parse_targets(_unnamed(keep(label), names) if label else None, keep(text), task, label, str(source), numbers)
+    if names and all(c.isdigit() and int(c) < len(names) for c in classes): classes = tuple(names[int(c)] for c in classes)
+    if group and (none := _numbered(missing_rows(keep(group)), numbers)): raise InputError(f"{source}: column '{group}' has no group in {len(none)} rows ({_first(none)}); name one for each row")
+    groups = pd.factorize(np.array(keep(group), dtype=object), sort=True)[0] if group else None
+    return Table(keep(text), keep(pair) if pair else None, labels, classes, str(source), len(out), groups, task, np.array(numbers) if out else None)
 
+def _unnamed(values, names):
+    "Labels where -1 says that there is none, as in data sets with class names"
+    return [_unnamed(v, names) if isinstance(v, list) else '' if v == '-1' else v for v in values] if names else values
+
+# %% ../nbs/02a_data.ipynb #9689aa88
 def read_table(
     path: str | Path, # see `read_frame`
     text: str, # column of the text
@@ -207,21 +271,49 @@ def read_table(
     return _checked(read_frame(path), text, label, pair, drop_empty, group, task, path)
 
 # %% ../nbs/02a_data.ipynb #ad04f80c
-def _frame_of(data, columns, labels):
-    "A frame of the columns that are asked for, and the name of the second text where `data` is a list of pairs"
-    if isinstance(data, pd.DataFrame): return data
-    if isinstance(names := getattr(data, 'column_names', None), Mapping): raise InputError(f"the data set has the splits {', '.join(map(repr, names))}; choose one")
-    if names is not None: return pd.DataFrame({c: pd.Series(list(data[c]), dtype=object) for c in names if c in columns})
-    if isinstance(data, Mapping): return pd.DataFrame({c: pd.Series(list(v), dtype=object) for c, v in data.items()})
+def _framed(columns):
+    "A frame of columns, each cell as it is"
+    for name, column in columns.items():
+        if isinstance(column, (str, bytes)): raise InputError(f"the data: column '{name}' is a single text; expected one a row")
+    columns = {name: column.to_pylist() if hasattr(column, 'to_pylist') else list(column) for name, column in columns.items()} # Arrow's gaps would read 'None'
+    if len({*map(len, columns.values())}) > 1: raise InputError('the data: columns of different lengths: ' + ', '.join(f"'{n}' {len(c):,}" for n, c in columns.items()))
+    return pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in columns.items()})
+
+def _frame_of(data, asked, labels):
+    "A frame of the columns that are asked for, and the names of all columns"
+    names = data.columns if isinstance(data, pd.DataFrame) else getattr(data, 'column_names', data if isinstance(data, Mapping) else None)
+    if isinstance(names, Mapping) and data is not names: raise InputError(f"the data set has the splits {', '.join(map(repr, names))}; choose one")
+    if not isinstance(data, Iterable) and names is None: raise InputError(f'expected a file, a table, or rows; found {type(data).__name__}')
+    beside = 'labels= goes with a list of texts or pairs; these data have columns: name that of the label'
+    if names is not None and labels is not None: raise InputError(beside)
+    if isinstance(data, pd.DataFrame): return data, names
+    if names is not None and hasattr(data, '__getitem__'): return _framed({c: data[c] for c in asked if c in names}), names
     rows = list(data)
-    if rows and all(isinstance(r, Mapping) for r in rows): return pd.DataFrame([{c: r[c] for c in columns if c in r} for r in rows], dtype=object)
-    text, label, pair = columns[:3]
+    if rows and all(isinstance(r, Mapping) for r in rows):
+        if labels is not None: raise InputError(beside)
+        return _framed({c: [r.get(c) for r in rows] for c in asked if any(c in r for r in rows)}), dict.fromkeys(chain.from_iterable(rows))
+    frame = _listed(rows, *asked[:3], labels)
+    return frame, frame.columns
+
+# %% ../nbs/02a_data.ipynb #9c19341b
+def _listed(rows, text, label, pair, labels):
+    "A frame of a list of texts or of pairs"
     if pair and not all(isinstance(r, (tuple, list)) and len(r) == 2 for r in rows): raise InputError('expected pairs of texts: two strings a row')
     frame = {text: [r[0] for r in rows], pair: [r[1] for r in rows]} if pair else {text: rows}
-    if labels is not None: frame[label] = list(labels)
-    if labels is not None and len(frame[label]) != len(rows): raise InputError(f'{len(rows):,} texts and {len(frame[label]):,} labels; expected one label a text')
-    return pd.DataFrame({c: pd.Series(v, dtype=object) for c, v in frame.items()})
+    if labels is not None and label:
+        frame[label] = list(labels)
+        if len(frame[label]) != len(rows): raise InputError(f'{len(rows):,} texts and {len(frame[label]):,} labels; expected one label a text')
+    return _framed(frame)
 
+def _class_names(data, label):
+    "Names of the classes 0, 1, ... that a data set keeps beside the numbers; None: it keeps none"
+    features = getattr(data, 'features', None)
+    feature = features.get(label) if isinstance(features, Mapping) else None
+    while feature is not None and not hasattr(feature, 'names'): # the tags of words: a list of labels
+        feature = (feature[0] if feature else None) if isinstance(feature, list) else getattr(feature, 'feature', None)
+    return None if feature is None else tuple(feature.names)
+
+# %% ../nbs/02a_data.ipynb #b80fea3b
 def table_from(
     data, # a file, a `Table`, a frame, a dict of columns, a split of a dataset, an iterable of dicts, or a list of texts or pairs
     text: str = 'text', # column of the text
@@ -233,11 +325,13 @@ def table_from(
     labels: Iterable | None = None # where `data` is a list of texts or pairs
 ) -> Table:
     "Texts and labels from wherever they are. Raises `InputError` as `read_table` does."
+    if labels is not None and isinstance(data, (Table, str, Path)): raise InputError('labels= goes with a list of texts or pairs; for a file name the column of the label')
     if isinstance(data, Table): return data
     if isinstance(data, (str, Path)): return read_table(data, text, label, pair, drop_empty, group, task)
-    frame = _frame_of(data, (text, label, pair, group), labels)
-    if not len(frame): raise InputError('the data: no rows')
-    return _checked(frame, text, label, pair, drop_empty, group, task, 'the data')
+    asked = text, _asked(text, label, pair, task), pair, group
+    frame, known = _frame_of(data, asked, labels)
+    if not len(known) or not len(frame) and any(c in known for c in asked): raise InputError('the data: no rows')
+    return _checked(frame, text, label, pair, drop_empty, group, task, 'the data', known, _class_names(data, label))
 
 # %% ../nbs/02a_data.ipynb #03f8bf35
 def _keep(first, second, room):
@@ -247,14 +341,15 @@ def _keep(first, second, room):
     if short + long > room: short, long = room // 2, room - room // 2
     return (long, short) if first > second else (short, long)
 
-def _cut(row, sides, max_length):
-    "Positions of an untruncated row that stay; `sides` is 0, 1 or None (special) for each token"
+def _cut(sides, max_length, left=False):
+    "Positions of an untruncated row that stay; `sides` is 0, 1 or None (special) for each token; `left`: texts lose their beginnings"
     counts = sides.count(0), sides.count(1)
     room = max_length - sides.count(None)
-    keep = _keep(*counts, room) if counts[1] else (room, 0)
+    keep = _keep(*counts, room) if counts[1] else (min(counts[0], room), 0)
+    first = [n - k if left else 0 for n, k in zip(counts, keep)]
     seen, stay = [0, 0], []
     for position, side in enumerate(sides):
-        if side is None or seen[side] < keep[side]: stay.append(position)
+        if side is None or first[side] <= seen[side] < first[side] + keep[side]: stay.append(position)
         if side is not None: seen[side] += 1
     return stay
 
@@ -264,33 +359,38 @@ def _targets_of(out, n, ids, stay, labels, paired, task):
         words = out.word_ids(n)
         first = [w is not None and (p == 0 or words[p - 1] != w) for p, w in enumerate(words)]
         return [int(labels[words[p]]) if first[p] else IGNORED for p in stay]
-    sides = out.sequence_ids(n) if paired else []
-    prompt = max((p for p, side in enumerate(sides) if side == 0), default=0) if paired else 0
-    return [ids[k + 1] if stay[k + 1] > prompt else IGNORED for k in range(len(stay) - 1)] + [IGNORED]
+    answer = next((p for p, side in enumerate(out.sequence_ids(n)) if side == 1), math.inf) if paired else 0 # where it begins: what stands before it is given
+    return [ids[k + 1] if stay[k + 1] >= answer else IGNORED for k in range(len(stay) - 1)] + [IGNORED]
+
+def _lost(out, n, labels):
+    "Labels of words for which the tokenizer has no token"
+    there = {*out.word_ids(n)}
+    return sum(label != IGNORED and word not in there for word, label in enumerate(labels))
 
 def _flat(rows, dtype): return np.fromiter(chain.from_iterable(rows), dtype, sum(map(len, rows)))
 
 # %% ../nbs/02a_data.ipynb #1e6abdaa
 def _encode_all(table, tokenizer, max_length, progress, chunk=512):
-    "Flat ids, types (or None), targets (or None), and the length of each row before truncation; a chunk at a time, so that no list of all rows is held"
-    ids, types, targets, lengths = [], [], [], []
-    texts, pairs, task = table.texts, table.pairs, table.task
+    "Flat ids, types (or None), targets (or None), the length of each row before truncation, and lost labels; a chunk at a time, so that no list of all rows is held"
+    ids, types, targets, lengths, lost = [], [], [], [], 0
+    texts, pairs, task, left = table.texts, table.pairs, table.task, tokenizer.truncation_side == 'left'
     for start in tqdm(range(0, len(texts), chunk), desc='tokenise', disable=not progress, leave=False):
         part = slice(start, start + chunk)
         out = tokenizer(texts[part], pairs[part] if pairs else None, return_attention_mask=False, truncation=False, verbose=False, is_split_into_words=task == 'tokens')
         rows, kinds, aims = out['input_ids'], out.get('token_type_ids'), []
         lengths += [len(r) for r in rows]
         for n, row in enumerate(rows):
-            stay = _cut(row, out.sequence_ids(n), max_length) if len(row) > max_length else range(len(row))
+            stay = _cut(out.sequence_ids(n), max_length, left) if len(row) > max_length else range(len(row))
             if len(row) > max_length:
                 rows[n] = [row[k] for k in stay]
                 if kinds: kinds[n] = [kinds[n][k] for k in stay]
             if task in ('tokens', 'causal'): aims.append(_targets_of(out, n, rows[n], stay, table.labels[start + n], bool(pairs), task))
+            if task == 'tokens': lost += _lost(out, n, table.labels[start + n])
         ids.append((_flat(rows, np.int32), [len(r) for r in rows]))
         if kinds: types.append(_flat(kinds, np.uint8))
         if aims: targets.append(_flat(aims, np.int32))
     join = lambda parts: np.concatenate(parts) if parts else None
-    return join([i for i, _ in ids]), join(types), join(targets), np.array([n for _, part in ids for n in part]), np.array(lengths)
+    return join([i for i, _ in ids]), join(types), join(targets), np.array([n for _, part in ids for n in part]), np.array(lengths), lost
 
 # %% ../nbs/02a_data.ipynb #df56bf84
 @dataclass(frozen=True, eq=False)
@@ -308,13 +408,15 @@ class TokenStore:
     task: str = 'classification' # one of `TASKS`
     targets: np.ndarray | None = None # int64 [rows], tokens of each row that count in the loss; None: the row counts as one
     path: str | None = None # the cache file that is mapped into memory
+    numbers: np.ndarray | None = None # int64 [rows], row numbers in the source, the first is 1; None: 1, 2, ...
+    lost_labels: int = 0 # words with a label for which the tokenizer has no token
 
     @property
     def truncated(self): return int((self.full_lengths > self.max_length).sum()) # rows that were longer than `max_length`
     @property
     def longest(self): return int(self.full_lengths.max()) # tokens of the longest row before truncation
     @property
-    def longest_row(self): return int(self.full_lengths.argmax()) + 1 # its row number, the first is 1
+    def longest_row(self): return int(self.full_lengths.argmax()) + 1 if self.numbers is None else int(self.numbers[self.full_lengths.argmax()]) # its row number in the source, the first is 1
     @property
     def nbytes(self): return sum(t.nbytes for t in (self.tokens, self.offsets, self.labels, self.type_ids) if t is not None) # on its device
 
@@ -322,6 +424,7 @@ class TokenStore:
     def __len__(self): return len(self.lengths)
     def __repr__(self):
         note = f', {self.truncated:,} truncated (longest {self.longest:,}, row {self.longest_row:,})' if self.truncated else ''
+        if self.lost_labels: note += f', {self.lost_labels:,} labels lost with words that have no token'
         return f'TokenStore of {len(self):,} rows, {int(self.lengths.sum()):,} tokens, at most {self.max_length} a row{note}, on {self.tokens.device}'
 
     def to(self, device): # 'cuda', 'mps' or 'cpu'
@@ -330,17 +433,39 @@ class TokenStore:
         return replace(self, tokens=move(self.tokens), offsets=move(self.offsets), labels=move(self.labels), type_ids=move(self.type_ids))
 
 # %% ../nbs/02a_data.ipynb #ad4175c1
+def _whole(name, value, least):
+    "A setting as an int"
+    try: number = operator.index(value)
+    except TypeError: number = None
+    if number is None or number < least: raise ValueError(f'{name} {value!r}: expected a whole number, at least {least}')
+    return number
+
+def _usable(table, tokenizer, max_length):
+    "`max_length` as an int. Raises `InputError` for a tokenizer or a length that cannot be used"
+    kind = type(tokenizer).__name__
+    if not getattr(tokenizer, 'is_fast', False): raise InputError(f'{kind} is no fast tokenizer; load one with AutoTokenizer')
+    if tokenizer.pad_token_id is None: raise InputError(f'{kind} has no padding token; set its pad_token first, for example to its eos_token')
+    special = tokenizer.num_special_tokens_to_add(table.pairs is not None)
+    try: return _whole('max_length', max_length, special + 1)
+    except ValueError as exc: raise InputError(f'{exc}: {special} special tokens and one of the text') from None
+
 def _tokenised(table, tokenizer, max_length, progress):
-    if not getattr(tokenizer, 'is_fast', False): raise InputError(f'{type(tokenizer).__name__} is no fast tokenizer; load one with AutoTokenizer')
-    tokens, types, targets, lengths, full = _encode_all(table, tokenizer, max_length, progress)
-    if not lengths.all(): raise InputError(f"{table.source}: row {int(np.argmin(lengths)) + 1} has no token at all; remove it")
+    tokens, types, targets, lengths, full, lost = _encode_all(table, tokenizer, max_length, progress)
+    if not lengths.all(): raise InputError(f"{table.source}: row {table.number(np.argmin(lengths))} has no token at all; remove it")
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     labels = targets if targets is not None else table.labels.astype(np.float32 if table.task == 'regression' else np.int64)
     counts = None if targets is None else np.add.reduceat((targets != IGNORED).astype(np.int64), offsets[:-1])
     if counts is not None and not counts.any(): raise InputError(f'{table.source}: no token is left to be learnt at {max_length} tokens a row; raise max_length')
     return TokenStore(torch.from_numpy(tokens), torch.from_numpy(offsets), torch.from_numpy(labels), None if types is None else torch.from_numpy(types),
-                      lengths, tuple(table.classes), max_length, tokenizer.pad_token_id, full, table.task, counts)
+                      lengths, tuple(table.classes), max_length, tokenizer.pad_token_id, full, table.task, counts, numbers=table.numbers, lost_labels=lost)
 
+def _from_cache(path, key):
+    "A store from its file; None where there is none, with a warning where it cannot be used"
+    try: return _map_store(path, key)[0]
+    except (FileNotFoundError, NotADirectoryError): return None
+    except (OSError, InputError) as exc: warnings.warn(f'{exc}; it is made anew')
+
+# %% ../nbs/02a_data.ipynb #d627e752
 def tokenise(
     table: Table, # texts and labels, see `table_from`
     tokenizer, # a fast tokenizer of transformers
@@ -348,17 +473,16 @@ def tokenise(
     progress: bool = True, # show a bar
     cache: str | Path | None = None # folder; a table that was tokenised before is mapped from there. None: no file is written
 ) -> TokenStore: # on the CPU
-    "Tokenise every row once"
+    "Tokenise every row once. Raises `InputError` for a tokenizer or a length that cannot be used, before anything is written."
+    max_length = _usable(table, tokenizer, max_length)
     if cache is None: return _tokenised(table, tokenizer, max_length, progress)
     key = store_key(table, tokenizer, max_length)
-    path = Path(cache) / f'tokens-{key[:32]}.bin'
-    if path.is_file():
-        try: return load_store(path, key)
-        except InputError as exc: warnings.warn(f'{exc}; it is made anew')
+    path = Path(cache).expanduser() / f'tokens-{key[:32]}.bin'
+    if (store := _from_cache(path, key)) is not None: return store
     store = _tokenised(table, tokenizer, max_length, progress)
     try:
         save_store(store, path, key)
-        return load_store(path, key)
+        return _map_store(path, key)[0]
     except (OSError, InputError) as exc: warnings.warn(f'{path}: the tokens are not kept there ({exc})')
     return store
 
@@ -385,19 +509,20 @@ def example_table(rows: int = 200, classes: int = 2, seed: int = 0, median: int 
     return Table([text(l, n) for l, n in zip(labels, lengths)], [text(l, 3) for l in labels], labels, tuple('abcdefgh'[:classes]), 'made up')
 
 # %% ../nbs/02a_data.ipynb #d17d729c
-_MAGIC, _FORMAT = b'optkit tokens\n', 1
-_ARRAYS = ('tokens', 'offsets', 'labels', 'type_ids', 'lengths', 'full_lengths', 'targets')
+_MAGIC, _FORMAT = b'optkit tokens\n', 2
+_ARRAYS = ('tokens', 'offsets', 'labels', 'type_ids', 'lengths', 'full_lengths', 'targets', 'numbers')
+_STALE_S = 3600 # no writer pauses that long: a temporary file that was not touched for it is left over
 
 def _tokenizer_text(tokenizer):
     "What defines a tokenizer; truncation and padding are left by the last call, not part of it"
     inner = {k: v for k, v in json.loads(tokenizer.backend_tokenizer.to_str()).items() if k not in ('truncation', 'padding')}
-    return json.dumps([inner, tokenizer.pad_token_id, tokenizer.model_input_names], sort_keys=True)
+    return json.dumps([inner, tokenizer.pad_token_id, tokenizer.model_input_names, tokenizer.truncation_side, bool(getattr(tokenizer, 'split_special_tokens', False))], sort_keys=True)
 
 def store_key(
     table: Table, tokenizer, max_length: int # see `tokenise`
 ) -> str: # SHA-256, hexadecimal
     "A hash of everything that decides the content of a store"
-    digest = hashlib.sha256(repr((_FORMAT, max_length, table.task, tuple(table.classes), len(table), table.pairs is not None)).encode())
+    digest = hashlib.sha256(repr((_FORMAT, operator.index(max_length), table.task, tuple(table.classes), len(table), table.pairs is not None)).encode())
     def add(text): # with its length, so that no two lists look alike
         raw = text.encode('utf-8', 'surrogatepass')
         digest.update(len(raw).to_bytes(8, 'little')); digest.update(raw)
@@ -405,34 +530,47 @@ def store_key(
     for cell in chain(table.texts, table.pairs or ()):
         for part in ([str(len(cell)), *cell] if isinstance(cell, list) else [cell]): add(part)
     for label in table.labels if isinstance(table.labels, list) else [table.labels]: digest.update(np.ascontiguousarray(label).tobytes())
+    if table.numbers is not None: digest.update(np.ascontiguousarray(table.numbers, dtype=np.int64).tobytes())
     return digest.hexdigest()
 
 # %% ../nbs/02a_data.ipynb #fbc76c54
+def _aside(folder):
+    "A name for a file that is being written; those that killed writers left are removed"
+    for left in folder.glob('.tokens-*.tmp'):
+        try:
+            if time.time() - left.stat().st_mtime > _STALE_S: left.unlink()
+        except OSError: pass # another writer was faster, or it is not ours
+    return folder / f'.tokens-{os.getpid()}-{os.urandom(8).hex()}.tmp'
+
 def save_store(
     store: TokenStore, # on any device
     path: str | Path, # of the file; folders that are missing are made
     key: str # see `store_key`
 ):
-    "Write a store in one step: there is the whole file or none"
+    "Write a store in one step: there is the whole file or none. Who may read it is what the process grants to any file of its own."
     path, at, arrays = Path(path), 0, {}
     host = {n: v if v is None or isinstance(v, np.ndarray) else v.cpu().numpy() for n in _ARRAYS for v in [getattr(store, n)]}
     for name, array in host.items():
         if array is None: continue
         arrays[name] = dict(dtype=str(array.dtype), count=len(array), at=at, crc=zlib.crc32(np.ascontiguousarray(array)))
         at += -(-array.nbytes // 64) * 64
-    header = json.dumps(dict(key=key, arrays=arrays, bytes=at, **{n: getattr(store, n) for n in ('classes', 'max_length', 'pad_id', 'task')})).encode()
+    kept = {n: getattr(store, n) for n in ('classes', 'max_length', 'pad_id', 'task', 'lost_labels')}
+    header = json.dumps(dict(key=key, arrays=arrays, bytes=at, **kept), default=operator.index).encode()
+    header += b' ' * (-(len(_MAGIC) + 12 + len(header)) % 64) # the arrays begin at a multiple of 64
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside, name = tempfile.mkstemp(prefix='.tokens-', suffix='.tmp', dir=path.parent)
+    aside = _aside(path.parent)
     try:
-        with os.fdopen(aside, 'wb') as file:
+        with open(aside, 'xb') as file:
             file.write(_MAGIC + len(header).to_bytes(8, 'little') + zlib.crc32(header).to_bytes(4, 'little') + header)
             for array in host.values():
                 if array is not None: file.write(np.ascontiguousarray(array).data.cast('B')); file.write(bytes(-array.nbytes % 64))
             file.flush(); os.fsync(file.fileno())
-        os.replace(name, path)
-    finally: Path(name).unlink(missing_ok=True)
+        os.replace(aside, path)
+    finally: aside.unlink(missing_ok=True)
 
+# %% ../nbs/02a_data.ipynb #ed3ca862
 def _read_header(file, path, key):
+    "The header, where the arrays begin, and the header's checksum, which stands for the whole content"
     start = file.read(len(_MAGIC) + 12)
     length, crc = int.from_bytes(start[-12:-4], 'little'), int.from_bytes(start[-4:], 'little')
     if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + 12 or length > 2**30: raise InputError(f'{path}: no file of tokens')
@@ -440,26 +578,34 @@ def _read_header(file, path, key):
     if len(raw) < length or zlib.crc32(raw) != crc: raise InputError(f'{path}: the header is damaged')
     header = json.loads(raw)
     if key is not None and header['key'] != key: raise InputError(f'{path}: holds other content than its name says')
-    return header, file.tell()
+    return header, file.tell(), crc
 
-# %% ../nbs/02a_data.ipynb #ed3ca862
+def _map_store(path, key=None, check=True):
+    "A store and its header's checksum; one open file, so that what replaces it meanwhile does not mix with it"
+    with open(path, 'rb') as file:
+        header, start, crc = _read_header(file, path, key)
+        there = os.fstat(file.fileno()).st_size
+        if there != start + header['bytes']: raise InputError(f"{path}: has {there:,} bytes, expected {start + header['bytes']:,}")
+        whole = np.memmap(file, np.uint8, 'c') # 'c': what is written stays in this process
+    values = dict.fromkeys(_ARRAYS)
+    for name, a in header['arrays'].items():
+        kind, at = np.dtype(a['dtype']), start + a['at']
+        values[name] = whole[at:at + a['count'] * kind.itemsize].view(kind)
+        if check and zlib.crc32(values[name]) != a['crc']: raise InputError(f'{path}: its {name} are damaged')
+    for name, value in values.items():
+        if value is not None: values[name] = torch.from_numpy(value) if name in ('tokens', 'offsets', 'labels', 'type_ids') else np.array(value)
+    kept = {n: header.get(n, 0) for n in ('max_length', 'pad_id', 'task', 'lost_labels')}
+    return TokenStore(**values, **kept, classes=tuple(header['classes']), path=str(Path(path).resolve())), crc
+
 def load_store(
     path: str | Path, # a file of `save_store`
     key: str | None = None, # that it must have; None: any
     check: bool = True # read everything once and compare the checksums
 ) -> TokenStore: # on the CPU, mapped into memory
-    "A store from its file. Raises `InputError` for a file that is cut, damaged or of other content."
-    with open(path, 'rb') as file: header, start = _read_header(file, path, key)
-    if os.path.getsize(path) != start + header['bytes']: raise InputError(f"{path}: has {os.path.getsize(path):,} bytes, expected {start + header['bytes']:,}")
-    values = dict.fromkeys(_ARRAYS)
-    for name, a in header['arrays'].items():
-        values[name] = np.memmap(path, a['dtype'], 'c', start + a['at'], (a['count'],)) # 'c': what is written stays in this process
-        if check and zlib.crc32(values[name]) != a['crc']: raise InputError(f'{path}: its {name} are damaged')
-    for name in ('tokens', 'offsets', 'labels', 'type_ids'):
-        if values[name] is not None: values[name] = torch.from_numpy(values[name])
-    for name in ('lengths', 'full_lengths', 'targets'):
-        if values[name] is not None: values[name] = np.array(values[name])
-    return TokenStore(**values, classes=tuple(header['classes']), max_length=header['max_length'], pad_id=header['pad_id'], task=header['task'], path=str(Path(path).resolve()))
+    "A store from its file. Raises `InputError` for a file that is missing, cut, damaged or of other content."
+    try: return _map_store(path, key, check)[0]
+    except FileNotFoundError: raise InputError(f'{path}: no such file') from None
+    except OSError as exc: raise InputError(f'{path}: cannot be read ({exc.strerror or exc})') from None
 
 # %% ../nbs/02a_data.ipynb #c2df7e2b
 def choose_place(
@@ -510,8 +656,8 @@ def batch_of(
 LAYOUT_LABELS = dict(full='exact', padded='rounding', sorted='rounding', packed='rounding', grouped='changes training')
 LAYOUTS = tuple(name for name, label in LAYOUT_LABELS.items() if label != 'changes training')
 
-@dataclass(frozen=True)
-class MicroBatch:
+@dataclass(frozen=True, eq=False)
+class MicroBatch(_ByValue):
     "Rows that go through the model together: each padded, or all end to end"
     rows: np.ndarray # row numbers, [batch]
     pad_to: int # tokens: of each row; of all together where they are packed
@@ -569,8 +715,10 @@ def micro_batches(
 ) -> list[MicroBatch]:
     "Cut one optimizer step into even micro-batches"
     if layout not in LAYOUT_LABELS: raise ValueError(f'layout {layout!r} is unknown, expected one of {tuple(LAYOUT_LABELS)}')
+    physical = _whole('physical', physical, 1)
+    max_tokens = pack_budget(physical, max_length) if max_tokens is None else _whole('max_tokens', max_tokens, 1)
     if not len(rows): return []
-    if layout == 'packed': return list(_packed(rows, lengths, max_tokens or pack_budget(physical, max_length)))
+    if layout == 'packed': return list(_packed(rows, lengths, max_tokens))
     if layout in ('sorted', 'grouped'): rows = rows[np.argsort(lengths[rows], kind='stable')]
     parts = np.array_split(rows, math.ceil(len(rows) / physical))
     return [MicroBatch(part, max_length if layout == 'full' else _pad_to(lengths[part], max_length)) for part in parts]
@@ -581,7 +729,7 @@ def sample_order(
     seed: int, epoch: int # each pair has its own order
 ) -> np.ndarray: # a permutation of `rows`
     "The order of a plain seeded random sampler"
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    generator = torch.Generator().manual_seed((operator.index(seed) * 1_000_003 + operator.index(epoch)) % 2**64) # a generator takes 64 bits and reads the lower 32
     return np.asarray(rows)[torch.randperm(len(rows), generator=generator).numpy()]
 
 def grouped_order(
@@ -614,6 +762,14 @@ def rank_share(
     return order[dealt == rank]
 
 # %% ../nbs/02a_data.ipynb #49961b7e
+def _row_numbers(store, rows):
+    "Row numbers as an array"
+    rows = np.asarray(rows)
+    if not rows.size: return rows.astype(np.int64)
+    if rows.ndim != 1 or rows.dtype.kind not in 'iu': raise ValueError(f'rows: expected a list of row numbers, found {rows.ndim} dimensions of {rows.dtype}; for a mask pass np.flatnonzero(mask)')
+    if rows.min() < 0 or rows.max() >= len(store): raise ValueError(f'rows: expected numbers from 0 to {len(store) - 1:,}, found {rows.min():,} to {rows.max():,}')
+    return rows
+
 def steps(
     store: TokenStore,
     rows: np.ndarray, # row numbers to train on
@@ -625,12 +781,13 @@ def steps(
     rank: int = 0, ranks: int = 1, # this process, and how many share each step
     first_step: int = 0 # steps of the epoch that are done already
 ) -> Iterator[Step]: # one list of micro-batches an optimizer step
-    "The optimizer steps of one epoch: the samples are those of a plain loop, whatever the layout"
+    "The optimizer steps of one epoch: the samples are those of a plain loop, whatever the layout. Raises `ValueError` at once for settings that cannot be."
+    rows, effective, first_step = _row_numbers(store, rows), _whole('effective', effective, 1), _whole('first_step', first_step, 0)
+    physical = max(1, min(effective, len(rows))) if physical is None else physical
+    def share(whole): return micro_batches(rank_share(whole, store.lengths, layout, rank, ranks), store.lengths, physical, layout, store.max_length, max_tokens)
+    share(rows[:0]) # says what is wrong with the other settings before an epoch begins
     order = grouped_order(rows, store.lengths, effective, seed, epoch) if layout == 'grouped' and len(rows) else sample_order(rows, seed, epoch)
-    for start in range(first_step * effective, len(order), effective):
-        whole = order[start:start+effective]
-        share = rank_share(whole, store.lengths, layout, rank, ranks)
-        yield Step(micro_batches(share, store.lengths, physical or min(effective, len(order)), layout, store.max_length, max_tokens), whole)
+    return (Step(share(whole), whole) for start in range(first_step * effective, len(order), effective) for whole in [order[start:start+effective]])
 
 def padded_tokens(step: list[MicroBatch]) -> int: # tokens
     "Tokens that go through the model, padding included"
@@ -657,8 +814,8 @@ def packed_of(
     inputs |= dict(segments=segments[None], position_ids=position[None], offsets=ends[:-1], longest=int(np.diff(micro.offsets).max()))
     return inputs, labels[None] if store.task in ('tokens', 'causal') else labels
 
-@dataclass(frozen=True)
-class Batch:
+@dataclass(frozen=True, eq=False)
+class Batch(_ByValue):
     "A micro-batch whose inputs are gathered"
     inputs: dict # of the model
     labels: torch.Tensor
@@ -687,7 +844,9 @@ def choose_workers(
     usable: int, # processor cores that this process may use
     share: float = .05 # of a step that may go into gathering without workers
 ) -> Choice: # number of worker processes
-    "How many processes gather batches, with the reason"
+    "How many processes gather batches, with the reason. Raises `ValueError` for times that were not measured."
+    if not (0 <= seconds_a_batch < math.inf and 0 < seconds_a_step < math.inf):
+        raise ValueError(f'gathering takes {seconds_a_batch} s of a step of {seconds_a_step} s: expected measured times, that of a step above 0')
     took = f'gathering takes {seconds_a_batch * 1e3:.2g} ms of a step of {seconds_a_step * 1e3:.3g} ms'
     if seconds_a_batch <= share * seconds_a_step: return Choice(0, f'{took}: no worker is needed')
     if usable < 2: return Choice(0, f'{took}, but there is one core: a worker would take it from training')
@@ -699,23 +858,45 @@ def gather_seconds(
     store: TokenStore, # on the CPU
     plan: Iterable[Step], # steps to time; a few are enough
 ) -> float: # median seconds a step
-    "How long gathering the batches of a step takes in this process"
+    "How long gathering the batches of a step takes in this process. Raises `ValueError` where there is no step."
     times = []
     for step in plan:
         start = time.perf_counter()
         for micro in step: gather(store, micro)
         times.append(time.perf_counter() - start)
+    if not times: raise ValueError('there is no step to time; pass some steps of an epoch')
     return float(np.median(times))
 
 # %% ../nbs/02a_data.ipynb #066daa5f
+def _to_send(store):
+    "What a worker gets: the name of the cache file if that holds the store as it is now, else the store"
+    try:
+        there, crc = _map_store(store.path, check=False) if store.path else (None, None)
+        if there is not None and all(_same(getattr(store, f.name), getattr(there, f.name)) for f in fields(TokenStore)): return dict(path=store.path, crc=crc)
+    except (OSError, InputError): pass
+    return dict(store=replace(store, path=None))
+
+def _received(path, crc):
+    "The store in a worker. Raises `RuntimeError` where the file is another by now"
+    try: store, found = _map_store(path, check=False)
+    except (OSError, InputError) as exc: raise RuntimeError(f'the file of tokens cannot be read any more: {exc}') from None
+    if found != crc: raise RuntimeError(f'{path} was replaced by another file')
+    return store
+
+# %% ../nbs/02a_data.ipynb #18551cea
 class _Gathered(torch.utils.data.Dataset):
     "Steps as items: item `step` is its gathered batches"
     def __init__(self, store):
         names = [f.name for f in fields(TokenStore)]
         self.store = TokenStore(**{n: getattr(store, n) for n in names}) # a subclass may live in a notebook, where no other process finds it
-    def __getstate__(self): return dict(path=self.store.path) if self.store.path else dict(store=self.store)
-    def __setstate__(self, state): self.store = state.get('store') or load_store(state['path'], check=False)
-    def __getitem__(self, step): return [gather(self.store, micro) for micro in step]
+        self.sent = None
+    def __getstate__(self):
+        if self.sent is None: self.sent = _to_send(self.store)
+        return self.sent
+    def __setstate__(self, sent): self.sent, self.store = sent, sent.get('store')
+    def __getitem__(self, step):
+        if self.store is None: self.store = _received(**self.sent) # here, so that what is wrong reaches the parent
+        return [gather(self.store, micro) for micro in step]
     def __len__(self): return len(self.store)
 
 class _Plan:
@@ -740,7 +921,7 @@ def _hand_over(step, stream):
 
 # %% ../nbs/02a_data.ipynb #12c0ba12
 class Loader:
-    "Gathers the steps of a store that is not on the model's device, in this process or in workers"
+    "Gathers the steps of a store that is not on the model's device, in this process or in workers, which see the store as it was when they started"
     def __init__(self,
         store: TokenStore, # on the CPU, or on the device itself
         device: str = 'cpu', # of the model
@@ -750,10 +931,11 @@ class Loader:
         prefetch: int = 2, # steps ahead, of each worker or of this process
         pin: bool = True # pinned memory, for a GPU
     ):
-        if workers < 0 or prefetch < 1: raise ValueError(f'expected workers >= 0 and prefetch >= 1, got {workers} and {prefetch}')
+        workers, prefetch, ways = _whole('workers', workers, 0), _whole('prefetch', prefetch, 1), multiprocessing.get_all_start_methods()
+        if start not in (None, *ways): raise ValueError(f"start {start!r}: expected one of {', '.join(ways)}, or None")
         self.store, self.device, self.prefetch, self.reason = store, torch.device(device), prefetch, '' # why there are no workers
-        self.start = start or multiprocessing.get_start_method(allow_none=True)
-        self.pin, self.plan, self.loader = pin and self.device.type == 'cuda', _Plan(), None
+        self.start = start or multiprocessing.get_start_method(allow_none=True) or ways[0] # the first is the system's default
+        self.pin, self.plan, self.loader, self.epoch = pin and self.device.type == 'cuda', _Plan(), None, None # epoch: the one that has the workers
         here = store.tokens.device.type
         if workers and here != 'cpu': self.reason = f'the store is on {here}, where batches are gathered without workers'
         if workers and not self.reason:
@@ -764,25 +946,31 @@ class Loader:
     @property
     def workers(self): return 0 if self.loader is None else self.loader.num_workers # that are, or will be, started
 
-
-    def _gathered(self, steps):
-        "Lists of batches in host memory, from workers as long as they can be had"
-        done = 0
-        if self.loader is not None: # an epoch without steps would make it false
-            self.plan.steps = steps
-            try:
-                for batches in self.loader: yield batches; done += 1
-                return
-            except (RuntimeError, OSError, AttributeError, EOFError, pickle.PicklingError, TypeError, ImportError) as exc:
-                if 'bootstrapping phase' in str(exc): raise # this is a worker that runs the script of its parent: it has to end
-                self._give_up(exc)
-        for step in steps[done:]: yield [gather(self.store, micro) for micro in step]
+# %% ../nbs/02a_data.ipynb #1d4bafdd
+@patch
+def _gathered(self: Loader, steps):
+    "Lists of batches in host memory, from workers as long as they can be had"
+    done, epoch = 0, object()
+    if self.loader is not None: # an epoch without steps would make it false
+        self.plan.steps, self.loader.dataset.sent, self.epoch = steps, None, epoch
+        try:
+            for batches in self.loader:
+                yield batches
+                done += 1
+                if self.epoch is not epoch: break # another has the workers now
+            else: return
+        except (RuntimeError, OSError, AttributeError, EOFError, pickle.PicklingError, TypeError, ImportError) as exc:
+            if 'bootstrapping phase' in str(exc): raise # this is a worker that runs the script of its parent: it has to end
+            self._give_up(exc)
+    for step in steps[done:]: yield [gather(self.store, micro) for micro in step]
 
 # %% ../nbs/02a_data.ipynb #b4558306
 @patch
 def _give_up(self: Loader, exc):
-    hint = '' if self.start == 'fork' else "; a script needs what it runs under if __name__ == '__main__'"
-    self.loader, self.reason = None, f"workers failed ({(str(exc).strip() or type(exc).__name__).splitlines()[0][:160]}{hint})"
+    said = str(exc).strip().splitlines() or [type(exc).__name__]
+    ran = any('Original Traceback' in line for line in said) # a worker that ran says what was wrong there, in its last line
+    hint = '' if ran or self.start == 'fork' else "; a script needs what it runs under if __name__ == '__main__'"
+    self.loader, self.reason = None, f'workers failed ({said[-1 if ran else 0][:200]}{hint})'
     warnings.warn(f'{self.reason}; batches are gathered in this process')
 
 @patch
@@ -807,8 +995,8 @@ def _next(self: Loader, ahead):
 def close(self: Loader):
     "End the workers"
     iterator = getattr(self.loader, '_iterator', None)
+    self.loader = self.epoch = None # an epoch that is still read goes on in this process
     if iterator is not None: iterator._shutdown_workers()
-    self.loader = None
 
 # %% ../nbs/02a_data.ipynb #0ea967f8
 def batches(
@@ -819,6 +1007,6 @@ def batches(
     **settings # of `Loader`
 ) -> Iterator[Step]: # of `Batch`es on the device, for `Engine.step`
     "The steps of one epoch, gathered, pinned and copied ahead. For several epochs with workers keep a `Loader`."
-    loader = Loader(store, device, workers, persistent=False, **settings)
+    loader = Loader(store, device, workers, **settings | dict(persistent=False)) # they end with the epoch
     try: yield from loader(steps)
     finally: loader.close()

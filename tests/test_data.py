@@ -1,5 +1,6 @@
 "Tables with clear errors, tokens equal to the tokenizer's own, and steps that hold exactly the samples of a plain loop"
-import gzip, importlib.util, lzma, math, multiprocessing, os, random, subprocess, sys, time, warnings
+import gzip, importlib.util, lzma, math, multiprocessing, os, pickle, random, signal, subprocess, sys, time, warnings
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,11 @@ import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from tokenizers import normalizers
 
 from optkit import data as data_module
-from optkit.data import (IGNORED, LAYOUT_LABELS, LAYOUTS, InputError, Loader, Table, TokenStore, batch_of, batches, choose_place, choose_workers, example_table, gather, gather_seconds,
-                         grouped_order, load_store, missing_rows, pack, pack_budget, packed_of, padded_tokens, parse_labels, place, read_frame, read_table, real_tokens, sample_order,
+from optkit.data import (IGNORED, LAYOUT_LABELS, LAYOUTS, InputError, Loader, MicroBatch, Table, TokenStore, batch_of, batches, choose_place, choose_workers, example_table, gather, gather_seconds,
+                         grouped_order, load_store, micro_batches, missing_rows, pack, pack_budget, packed_of, padded_tokens, parse_labels, place, read_frame, read_table, real_tokens, sample_order,
                          save_store, steps, store_key, table_from, tokenise, word_tokenizer)
 
 torch.set_num_threads(1)
@@ -72,7 +74,7 @@ def test_pairs_and_dropped_rows(tmp_path):
 
 def test_a_text_that_is_a_number_of_a_parquet_file(tmp_path, monkeypatch):
     (tmp_path / 'x.parquet').write_bytes(b'PAR1')
-    monkeypatch.setattr(pd, 'read_parquet', lambda path: pd.DataFrame(dict(text=[1.5, 2.0, 3.25], label=np.array([1, 0, 1], dtype=np.int8))))
+    monkeypatch.setattr(pd, 'read_parquet', lambda path, **settings: pd.DataFrame(dict(text=[1.5, 2.0, 3.25], label=np.array([1, 0, 1], dtype=np.int8))))
     table = read_table(tmp_path / 'x.parquet', 'text', 'label')
     assert table.texts == ['1.5', '2.0', '3.25'] and table.labels.tolist() == [1, 0, 1]
 
@@ -81,7 +83,7 @@ def test_a_text_that_is_a_number_of_a_parquet_file(tmp_path, monkeypatch):
                                     np.array([1, np.nan, 0, 1], dtype=np.float32), pd.Categorical(['a', None, 'b', 'a'])], ids=['Int64', 'string', 'object', 'float', 'float32', 'category'])
 def test_every_kind_of_missing_value_is_missing(tmp_path, monkeypatch, values):
     (tmp_path / 'x.parquet').write_bytes(b'PAR1')
-    monkeypatch.setattr(pd, 'read_parquet', lambda path: pd.DataFrame(dict(text=list('wxyz'), label=values)))
+    monkeypatch.setattr(pd, 'read_parquet', lambda path, **settings: pd.DataFrame(dict(text=list('wxyz'), label=values)))
     with pytest.raises(InputError, match=r"x.parquet: column 'label' has no label in 1 rows \(row 2\)"): read_table(tmp_path / 'x.parquet', 'text', 'label')
     with pytest.raises(InputError, match=r"x.parquet: column 'label' is empty in 1 rows \(row 2\)"): read_table(tmp_path / 'x.parquet', 'label', 'text')
 
@@ -145,8 +147,19 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
 
 def test_two_columns_of_one_name_in_a_parquet_file(tmp_path, monkeypatch):
     (tmp_path / 'x.parquet').write_bytes(b'PAR1')
-    monkeypatch.setattr(pd, 'read_parquet', lambda path: pd.DataFrame([['x', 'a', 'p'], ['y', 'b', 'q'], ['z', 'a', 'r']], columns=['text', 'label', 'text']))
+    monkeypatch.setattr(pd, 'read_parquet', lambda path, **settings: pd.DataFrame([['x', 'a', 'p'], ['y', 'b', 'q'], ['z', 'a', 'r']], columns=['text', 'label', 'text']))
     with pytest.raises(InputError, match="'text'"): read_table(tmp_path / 'x.parquet', 'text', 'label')
+
+
+def test_two_columns_of_one_name_in_memory():
+    frame = pd.DataFrame([['x', 'y', 0, 5], ['z', 'w', 1, 5], ['k', 'l', 0, 5]], columns=['text', 'text', 'label', 'more'])
+    for n in (2, 3):  # as many rows as columns of the name, and more
+        with pytest.raises(InputError, match="the data: column 'text' stands 2 times; rename all but one"): table_from(frame[:n])
+    twice = frame.set_axis(['text', 'more', 'label', 'label'], axis=1)
+    with pytest.raises(InputError, match="'label' stands 2 times"): table_from(twice)
+    assert table_from(frame.set_axis(['text', 'more', 'label', 'more'], axis=1)).labels.tolist() == [0, 1, 0], 'columns that nobody asks for may be called what they like'
+    levels = frame.set_axis(pd.MultiIndex.from_tuples([('text', 'a'), ('text', 'b'), ('label', ''), ('more', '')]), axis=1)
+    with pytest.raises(InputError, match="'text' stands 2 times"): table_from(levels)
 
 
 def test_a_byte_order_mark_in_json_lines(tmp_path):
@@ -167,10 +180,48 @@ def test_words_are_sorted_and_keep_their_spelling(values):
     assert classes == tuple(sorted(set(values))) and [classes[n] for n in labels] == values
 
 
-@pytest.mark.parametrize('values', [['9007199254740993', '9007199254740992'] * 3, ['1_1', '11', '12']], ids=['beyond 2**53', 'underscores'])
+@pytest.mark.parametrize('values', [['9007199254740993', '9007199254740992'] * 3, ['1_1', '11', '12'], ['1', '١', '2']], ids=['beyond 2**53', 'underscores', 'other digits'])
 def test_different_labels_are_never_merged(values):
     labels, classes = parse_labels(values)
     assert len(classes) == len(set(values)) and [classes[n] for n in labels] == values
+
+
+def test_groups_and_labels_beside_a_gap_stay_apart(tmp_path):
+    "A whole number beside a gap must not become a float, which merges those beyond 2**53"
+    big = [9007199254740993, 9007199254740992, 9007199254740994]
+    (tmp_path / 'x.jsonl').write_text(''.join(f'{{"text":"t","label":{n % 2},"doc":{g}}}\n' for n, g in enumerate(big)) + '{"text":"","label":0}\n')
+    assert sorted(read_table(tmp_path / 'x.jsonl', 'text', 'label', group='doc', drop_empty=True).groups.tolist()) == [0, 1, 2]
+    assert len(set(table_from(dict(text=['x'] * 2, label=[0, 1], doc=['a', 'a\0']), group='doc').groups)) == 2
+
+
+def test_whole_numbers_of_a_parquet_file_beside_a_gap(tmp_path, monkeypatch):
+    (tmp_path / 'x.parquet').write_bytes(b'PAR1')
+    def stored(path, dtype_backend=None):  # as pandas gives a column of whole numbers with a gap
+        kind = 'Int64' if dtype_backend == 'numpy_nullable' else 'float64'
+        return pd.DataFrame(dict(text=['x', 'y', ''], label=[0, 1, 0], doc=pd.array([9007199254740993, 9007199254740992, None], dtype='Int64') if kind == 'Int64' else [2.**53, 2.**53, math.nan]))
+    monkeypatch.setattr(pd, 'read_parquet', stored)
+    assert read_table(tmp_path / 'x.parquet', 'text', 'label', group='doc', drop_empty=True).groups.tolist() == [1, 0]
+
+
+def test_the_row_in_a_message_is_that_of_the_source():
+    "Also behind rows that were left out, and not the number of the word"
+    for name, task, values in (('label', 'classification', ['a', 'b', '', 'a']), ('label', 'regression', ['1', '2', 'high', '3']), ('label', 'classification', ['1', '2', '0.5', '1'])):
+        with pytest.raises(InputError, match=r'1 rows \(row 3|decimals \(row 3: 0.5'): table_from(dict(text=['', 'x', 'y', 'z'], label=values), drop_empty=True, task=task)
+    with pytest.raises(InputError, match=r"'doc' has no group in 1 rows \(row 3\)"): table_from(dict(text=['', 'x', 'y', 'z'], label=list('abab'), doc=['1', '1', '', '2']), drop_empty=True, group='doc')
+    words = dict(text=[[], ['a', 'b', 'c'], ['d', 'e']], label=[[], ['x', 'y', 'x'], [None, None]])
+    with pytest.raises(InputError, match=r"no label in 1 rows \(row 3\)"): table_from(words, task='tokens', drop_empty=True)
+    with pytest.raises(InputError, match=r"1 labels for 2 words \(row 3\)"): table_from(words | dict(label=[[], ['x', 'y', 'x'], ['x']]), task='tokens', drop_empty=True)
+    tokenizer = word_tokenizer()
+    tokenizer.backend_tokenizer.post_processor, tokenizer.backend_tokenizer.normalizer = None, normalizers.Replace('w9', '')
+    with pytest.raises(InputError, match='row 3 has no token at all'): tokenise(table_from(['w1', '', 'w9', 'w2'], labels=[0, 1, 0, 1], drop_empty=True), tokenizer, 8, progress=False)
+
+
+def test_the_longest_row_is_named_as_in_the_source(tmp_path):
+    table = table_from(['', 'w1', 'w2 ' * 40], labels=[0, 1, 0], drop_empty=True)
+    for store in [tokenise(table, word_tokenizer(), 8, progress=False)] + [tokenise(table, word_tokenizer(), 8, progress=False, cache=tmp_path) for _ in range(2)]:
+        assert store.longest_row == 3 and 'longest 42, row 3' in repr(store)
+    assert table.numbers.tolist() == [2, 3] and table_from(['x', 'y'], labels=[0, 1]).numbers is None
+    assert store_key(table, word_tokenizer(), 8) != store_key(replace(table, numbers=None), word_tokenizer(), 8)
 
 
 def test_missing_rows(): assert missing_rows(['a', '', ' \t', 'NaN', 'nan ', 'nano', 'None', '0']) == [2, 3, 4, 5]
@@ -198,10 +249,69 @@ def texts_table(texts, pairs=None): return Table(texts, pairs, np.arange(len(tex
 WORDS = st.lists(st.sampled_from(['w0', 'w7', 'w199', 'unknown', '!']), min_size=1, max_size=30).map(' '.join)
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=12), st.booleans(), st.integers(4, 40))
-def test_tokens_are_the_tokenizers_own(rows, paired, max_length):
-    table = texts_table([a for a, _ in rows], [b for _, b in rows] if paired else None)
-    check_tokens(tokenise(table, word_tokenizer(), max_length, progress=False), table, word_tokenizer(), max_length)
+@given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=12), st.booleans(), st.integers(4, 40), st.sampled_from(['left', 'right']))
+def test_tokens_are_the_tokenizers_own(rows, paired, max_length, side):
+    table, tokenizer = texts_table([a for a, _ in rows], [b for _, b in rows] if paired else None), word_tokenizer()
+    tokenizer.truncation_side = side
+    check_tokens(tokenise(table, tokenizer, max_length, progress=False), table, tokenizer, max_length)
+
+
+def test_targets_where_texts_lose_their_beginnings():
+    tokenizer = word_tokenizer()
+    tokenizer.truncation_side = 'left'
+    named = tokenise(table_from(dict(text=[['w1', 'w2', 'w3', 'w4']], label=[['a', 'b', 'c', 'd']]), task='tokens'), tokenizer, 4, progress=False)
+    assert named.tokens.tolist() == [2, 7, 8, 3] and named.labels.tolist() == [IGNORED, 2, 3, IGNORED]
+    told = tokenise(table_from([('w1 w2 w3 w4', 'w5 w6 w7 w8')], pair='p', task='causal'), tokenizer, 7, progress=False)
+    assert told.tokens.tolist() == [2, 7, 8, 3, 11, 12, 3] and told.labels.tolist() == [IGNORED] * 3 + [11, 12, 3, IGNORED]
+
+
+@pytest.mark.parametrize('paired, least', [(False, 3), (True, 4)], ids=['single', 'pair'])
+def test_a_length_without_room_for_a_token_is_refused(tmp_path, paired, least):
+    table = texts_table(['w1 w2', 'w3'], ['w4', 'w5'] if paired else None)
+    for wrong in (least - 1, 1, 0, -1, 16.5, None, '8'):
+        with pytest.raises(InputError, match=f'max_length .*: expected a whole number, at least {least}: {least - 1} special tokens'): tokenise(table, word_tokenizer(), wrong, progress=False, cache=tmp_path)
+    assert not [*tmp_path.iterdir()] and tokenise(table, word_tokenizer(), least, progress=False).lengths.max() == least
+
+
+def test_a_tokenizer_without_padding_is_refused_at_once(tmp_path):
+    tokenizer = word_tokenizer()
+    tokenizer.pad_token = None
+    with pytest.raises(InputError, match='has no padding token; set its pad_token'): tokenise(texts_table(['w1', 'w2']), tokenizer, 8, progress=False, cache=tmp_path)
+    with pytest.raises(InputError, match='object is no fast tokenizer'): tokenise(texts_table(['w1', 'w2']), object(), 8, progress=False)
+
+
+THREADS = """
+import os, sys, torch
+torch.set_num_threads(1)
+from optkit.data import Table, tokenise, word_tokenizer
+import numpy as np
+if sys.argv[1] == 'one': os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+rows, tokenizer = 2048, word_tokenizer()
+table = Table([' '.join(f'w{(n * k) % 200}' for k in range(150)) for n in range(rows)], None, np.arange(rows) % 2, ('a', 'b'), 'made up')
+spent = lambda: {t: int(open(f'/proc/self/task/{t}/schedstat').read().split()[0]) for t in os.listdir('/proc/self/task')}
+before = spent()
+tokenise(table, tokenizer, 64, progress=False)
+new = [ns for t, ns in spent().items() if t not in before]
+print(sum(ns > .05 * sum(new) for ns in new))
+"""
+
+@pytest.mark.skipif(not Path('/proc/self/schedstat').exists(), reason='needs /proc/self/task/*/schedstat')
+def test_all_usable_cores_tokenise():
+    "Rows go to the tokenizer in batches, and as many threads work on them as there are cores for this process"
+    calls = Counting(word_tokenizer())
+    tokenise(example_table(1100), calls, 24, progress=False)
+    assert calls.calls == 3
+    usable = detect_cores()
+    environment = {k: v for k, v in os.environ.items() if k not in ('TOKENIZERS_PARALLELISM', 'RAYON_NUM_THREADS')}
+    for cores, how in ((usable, 'all'), (1, 'one')):
+        run = subprocess.run([sys.executable, '-c', THREADS, how], capture_output=True, text=True, timeout=120, env=environment)
+        assert run.returncode == 0, run.stderr[-500:]
+        assert min(2, cores) <= int(run.stdout) <= cores, how
+
+
+def detect_cores():
+    from optkit.hardware import detect
+    return detect().cpu.usable
 
 
 @pytest.fixture(scope='module')
@@ -291,7 +401,10 @@ def test_the_same_table_from_everywhere(make, tmp_path):
     pd.DataFrame({k: COLUMNS[k] for k in ('text', 'second', 'label', 'doc')}).to_csv(tmp_path / 'x.csv', index=False)
     there = table_from(tmp_path / 'x.csv', 'text', 'label', 'second', group='doc')
     assert (there.texts, there.pairs, there.labels.tolist(), there.classes) == (table.texts, table.pairs, table.labels.tolist(), table.classes) and table_from(there) is there
-    with pytest.raises(InputError, match="the data: no column 'body'; it has"): table_from(make(), 'body')
+    with pytest.raises(InputError, match="the data: no column 'body'; it has 'text', 'second', 'label', 'doc', 'other'$"): table_from(make(), 'body')
+    with pytest.raises(InputError, match='labels= goes with a list of texts or pairs; these data have columns'): table_from(make(), labels=[1, 0, 1])
+    for pair in ('text', 'label'):
+        with pytest.raises(InputError, match=f"column '{pair}' is named for two things"): table_from(make(), pair=pair)
 
 
 def test_lists_of_texts_and_of_pairs():
@@ -301,8 +414,85 @@ def test_lists_of_texts_and_of_pairs():
     for data, kwargs, said in ((['x', 'y'], dict(labels=[1]), '2 texts and 1 labels'), (['x', 'y'], dict(pair='p', labels=[1, 0]), 'expected pairs'), ([], {}, 'no rows'),
                                (['x', 'y'], {}, "no column 'label'"), (Split(text=['x'], label=[1]), dict(task='ranking'), "'ranking' is unknown; expected one of classification, regression")):
         with pytest.raises(InputError, match=said): table_from(data, **kwargs)
+    for data in (table, 'x.csv', Path('x.csv')):
+        with pytest.raises(InputError, match='labels= goes with a list'): table_from(data, labels=[1, 0])
+    for pair in ('text', 'label'):
+        with pytest.raises(InputError, match='is named for two things'): table_from([('x', 'p'), ('y', 'q')], pair=pair, labels=[1, 0])
+    for data in (None, 5):
+        with pytest.raises(InputError, match='expected a file, a table, or rows; found'): table_from(data)
+    assert table_from([('x', 'p')], pair='label', task='causal').pairs == ['p'], 'where no label is read, its name is free'
     splits = Split(text=[]); splits.column_names = {'train': ['text'], 'test': ['text']}
     with pytest.raises(InputError, match="splits 'train', 'test'; choose one"): table_from(splits)
+
+
+@pytest.mark.parametrize('texts, said', [([('x', 'p'), ('y', 'q')], r"\('x', 'p'\) in row 1; expected a text or a number; .*pair='second'"), ([['a', 'b'], ['c']], r"\['a', 'b'\] in row 1.*task='tokens'"),
+                                         (['x', {'a': 1}], r"\{'a': 1\} in row 2; expected a text or a number$"), ([b'abc', b'd'], "b'abc' in row 1"), (['x', np.arange(3)], r'array\(\[0, 1, 2\]\) in row 2'),
+                                         (['x', {1, 2}], 'in row 2'), (['x', object()], 'in row 2')], ids=['pair', 'words', 'dict', 'bytes', 'array', 'set', 'object'])
+def test_what_is_no_text_is_refused(texts, said):
+    for make in (lambda: table_from(texts, labels=[0, 1]), lambda: table_from(dict(text=texts, label=[0, 1])), lambda: table_from([dict(text=t, label=n) for n, t in enumerate(texts)]),
+                 lambda: table_from(pd.DataFrame(dict(text=pd.Series(texts, dtype=object), label=[0, 1])))):
+        with pytest.raises(InputError, match="the data: column 'text' holds .*" + said) as caught: make()
+        assert str(caught.value).count('\n') == 0
+    with pytest.raises(InputError, match="column 'label' holds"): table_from(['x', 'y'], labels=texts)
+
+
+def test_columns_must_be_as_long_as_each_other():
+    with pytest.raises(InputError, match="columns of different lengths: 'text' 2, 'label' 3"): table_from(dict(text=['x', 'y'], label=[0, 1, 1]), drop_empty=True)
+    with pytest.raises(InputError, match="column 'text' is a single text; expected one a row"): table_from(dict(text='ab', label=[0, 1]))
+    for changes in (dict(labels=np.array([0, 1])), dict(pairs=['p']), dict(groups=np.arange(2)), dict(numbers=np.arange(4))):
+        with pytest.raises(InputError, match='made up: 3 texts and . (labels|pairs|groups|numbers); expected one a text'): Table(**dict(texts=list('xyz'), pairs=None, labels=np.arange(3) % 2, classes=('a', 'b'), source='made up') | changes)
+
+
+class Arrow:
+    "As a column of an Arrow table: iterating gives scalars of Arrow, whose text of a gap is 'None'"
+    class Scalar:
+        def __init__(self, value): self.value = value
+        def __str__(self): return str(self.value)
+        def as_py(self): return self.value
+    def __init__(self, *values): self.values = values
+    def __iter__(self): return map(Arrow.Scalar, self.values)
+    def __len__(self): return len(self.values)
+
+
+class Chunked(Arrow):
+    def to_pylist(self): return list(self.values)
+
+
+@pytest.mark.parametrize('kind', [Arrow, Chunked])
+def test_a_gap_of_an_arrow_table_is_a_gap(kind):
+    with pytest.raises(InputError, match=r"'text' is empty in 1 rows \(row 2\)"): table_from(Split(text=kind('a', None, 'c'), label=kind(0, 1, 1)))
+    assert table_from(Split(text=kind('a', 'b'), label=kind(0, 1))).texts == ['a', 'b']
+
+
+def test_cells_that_are_tensors():
+    "As a dataset with the format torch gives them"
+    assert table_from(Split(text=['a', 'b', 'c'], label=torch.tensor([3, 5, 3]))).classes == ('3', '5')
+    assert table_from(['a', 'b'], labels=np.array([.1, 2], dtype=np.float32), task='regression').labels.tolist() == np.array([.1, 2], dtype=np.float32).tolist()
+    assert table_from(Split(text=[['a', 'b'], ['c']], label=[torch.tensor([1, 0]), torch.tensor([1])]), task='tokens').classes == ('0', '1')
+
+
+class Names:
+    "As the class of labels that Hugging Face's datasets keep"
+    def __init__(self, *names): self.names = list(names)
+
+
+def named(names, **columns):
+    split = Split(**columns)
+    split.features = dict.fromkeys(columns) | dict(label=names)
+    return split
+
+
+def test_class_names_of_a_dataset_are_kept():
+    table = table_from(named(Names('positive', 'negative', 'neither'), text=list('wxyz'), label=[0, 1, 0, 1]))
+    assert table.classes == ('positive', 'negative') and table.labels.tolist() == [0, 1, 0, 1], 'in the order of their numbers, those that occur'
+    assert repr(table).endswith('positive 2, negative 2') and table_from(named(Names('a', 'b', 'c'), text=list('xyz'), label=[2, 0, 2])).classes == ('a', 'c')
+    with pytest.raises(InputError, match=r"no label in 2 rows \(rows 1, 3\)"): table_from(named(Names('a', 'b'), text=list('wxyz'), label=[-1, 1, -1, 0]))
+    class List:
+        def __init__(self, feature): self.feature = feature
+    for feature in (List(Names('O', 'P')), [Names('O', 'P')]):
+        words = table_from(named(feature, text=[['w1', 'w2'], ['w3', 'w4']], label=[[0, 1], [-100, 0]]), task='tokens')
+        assert words.classes == ('O', 'P') and [l.tolist() for l in words.labels] == [[0, 1], [IGNORED, 0]]
+    assert table_from(named(None, text=['x', 'y'], label=[0, 1])).classes == ('0', '1')
 
 
 # --- targets
@@ -312,7 +502,7 @@ def test_numbers_of_a_regression():
     store = tokenise(table, word_tokenizer(), 8, progress=False)
     assert store.labels.dtype == torch.float32 and store.labels.tolist() == pytest.approx([.5, 2, -1e-3]) and store.classes == () and store.weight(np.arange(3)) == 3
     assert batch_of(store, [2, 0], 8)[1].tolist() == pytest.approx([-1e-3, .5])
-    for bad in ('high', '', 'nan', 'inf', '1e999'):
+    for bad in ('high', '', 'nan', 'inf', '1e999', '1e39', '-3.5e38'):
         with pytest.raises(InputError, match=r"'label' holds no number in 1 rows \(row 2: "): table_from(['x', 'y'], labels=['1', bad], task='regression')
 
 
@@ -338,6 +528,26 @@ def test_word_labels_must_fit_the_words():
     with pytest.raises(InputError, match="column 'text' holds 'a b' in row 1; expected a list, one entry a word"): table_from(dict(text=['a b'], label=[[1, 0]]), task='tokens')
 
 
+def test_words_without_a_label():
+    "-100 counts in no loss, and is no class"
+    table = table_from(dict(text=[['w1', 'w2'], ['w3']], label=[[-100, 1], [0]]), task='tokens')
+    assert table.classes == ('0', '1') and [l.tolist() for l in table.labels] == [[IGNORED, 1], [0]]
+    store = tokenise(table, word_tokenizer(), 8, progress=False)
+    assert store.labels.tolist() == [IGNORED, IGNORED, 1, IGNORED, IGNORED, 0, IGNORED] and store.targets.tolist() == [1, 1]
+    assert table_from(dict(text=[['w1', 'w2'], ['w3']], label=[[-100., 1.], [2.]]), task='tokens').classes == ('1', '2')
+    with pytest.raises(InputError, match="'label' holds no label; expected a class for some of the words"): table_from(dict(text=[['w1']], label=[[-100]]), task='tokens')
+
+
+def test_labels_of_words_without_a_token_are_counted(tmp_path):
+    tokenizer = word_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace('w9', '')
+    table = table_from(dict(text=[['w1', 'w9', 'w2'], ['w9', 'w3'], ['w4']], label=[['a', 'b', 'a'], [-100, 'b'], ['a']]), task='tokens')
+    for store in [tokenise(table, tokenizer, 16, progress=False)] + [tokenise(table, tokenizer, 16, progress=False, cache=tmp_path) for _ in range(2)]:
+        assert store.targets.tolist() == [2, 1, 1] and store.lost_labels == 1 and '1 labels lost with words that have no token' in repr(store)
+    plain = tokenise(table, word_tokenizer(), 16, progress=False)
+    assert plain.lost_labels == 0 and 'lost' not in repr(plain)
+
+
 @pytest.mark.parametrize('max_length', [40, 7])
 def test_each_token_is_told_from_those_before_it(max_length):
     table = table_from(['w1 w2 w3', 'w4', 'w5 w6 w7 w8 w9 w1'], task='causal')
@@ -351,7 +561,7 @@ def test_each_token_is_told_from_those_before_it(max_length):
 def test_with_a_pair_only_the_answer_is_learnt():
     store = tokenise(table_from([('w1 w2 w3', 'w4 w5'), ('w6', 'w7')], pair='p', task='causal'), word_tokenizer(), 40, progress=False)
     ids = store.tokens.tolist()  # [CLS] w1 w2 w3 [SEP] w4 w5 [SEP] [CLS] w6 [SEP] w7 [SEP]
-    assert store.labels.tolist() == [IGNORED] * 3 + ids[4:8] + [IGNORED] + [IGNORED] + ids[10:13] + [IGNORED] and store.targets.tolist() == [4, 3]
+    assert store.labels.tolist() == [IGNORED] * 4 + ids[5:8] + [IGNORED] + [IGNORED] * 2 + ids[11:13] + [IGNORED] and store.targets.tolist() == [3, 2], 'the answer and its end, not the end of the prompt'
 
 
 # --- the cache
@@ -393,11 +603,12 @@ def test_changed_content_has_another_key(change):
 
 def test_another_tokenizer_or_length_misses(tmp_path):
     lower = word_tokenizer()
-    from tokenizers import normalizers
     lower.backend_tokenizer.normalizer = normalizers.Lowercase()
-    padded = word_tokenizer(); padded.pad_token = '[SEP]'
-    keys = {store_key(BASE, t, n) for t, n in ((word_tokenizer(), 24), (word_tokenizer(), 25), (word_tokenizer(201), 24), (lower, 24), (padded, 24))}
-    assert len(keys) == 5
+    padded, split, left = word_tokenizer(), word_tokenizer(), word_tokenizer()
+    padded.pad_token, split.split_special_tokens, left.truncation_side = '[SEP]', True, 'left'
+    keys = {store_key(BASE, t, n) for t, n in ((word_tokenizer(), 24), (word_tokenizer(), 25), (word_tokenizer(201), 24), (lower, 24), (padded, 24), (split, 24), (left, 24))}
+    assert len(keys) == 7
+    assert store_key(BASE, word_tokenizer(), np.int64(24)) == store_key(BASE, word_tokenizer(), 24)
     for n in (24, 25, 24): tokenise(BASE, word_tokenizer(), n, progress=False, cache=tmp_path)
     assert len([*tmp_path.iterdir()]) == 2
 
@@ -431,6 +642,82 @@ def test_what_is_written_into_a_mapped_store_stays_in_the_process(tmp_path):
         warnings.simplefilter('error')
         store.tokens[0] = 7
     assert Path(store.path).read_bytes() == before and load_store(store.path).tokens[0] != 7
+
+
+def test_special_tokens_that_are_split_are_not_read_from_the_cache_of_others(tmp_path):
+    table, split = texts_table(['w1 [SEP] w2', 'w4']), word_tokenizer()
+    split.split_special_tokens = True
+    stores = [tokenise(table, t, 12, progress=False, cache=tmp_path) for t in (word_tokenizer(), split)]
+    assert stores[0].tokens.tolist() != stores[1].tokens.tolist()
+
+
+def test_a_length_of_numpy(tmp_path):
+    stores = [tokenise(BASE, word_tokenizer(), n, progress=False, cache=tmp_path) for n in (np.int64(24), 24)]
+    assert same(*stores) and all(type(s.max_length) is int and s.path for s in stores) and len([*tmp_path.iterdir()]) == 1
+    assert type(tokenise(BASE, word_tokenizer(), np.int64(24), progress=False).max_length) is int
+
+
+def test_others_may_read_the_cache_as_the_umask_says(tmp_path):
+    for mask, mode in ((0o022, 0o644), (0o077, 0o600), (0o002, 0o664)):
+        before = os.umask(mask)
+        try: store = tokenise(BASE, word_tokenizer(), 24, progress=False, cache=tmp_path / str(mask))
+        finally: os.umask(before)
+        assert os.stat(store.path).st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize('problem, said', [(PermissionError(13, 'Permission denied'), 'Permission denied.*made anew'), (FileNotFoundError(2, 'gone'), '')], ids=['of somebody else', 'deleted meanwhile'])
+def test_a_cache_that_cannot_be_read_costs_only_the_cache(tmp_path, monkeypatch, problem, said):
+    want = tokenise(BASE, word_tokenizer(), 24, progress=False, cache=tmp_path)
+    def refuse(path, mode): raise problem
+    monkeypatch.setattr(data_module, 'open', lambda path, mode: refuse(path, mode) if mode == 'rb' else open(path, mode), raising=False)
+    with pytest.warns(UserWarning) as warned: store = tokenise(BASE, word_tokenizer(), 24, progress=False, cache=tmp_path)
+    assert same(store, want) and store.path is None and bool(said) == any('it is made anew' in str(w.message) for w in warned) and any('not kept there' in str(w.message) for w in warned)
+
+
+def test_a_store_that_is_not_there(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match='none.bin: no such file'): load_store(tmp_path / 'none.bin')
+    with pytest.raises(InputError, match='cannot be read'): load_store(tmp_path)
+
+
+def test_a_folder_in_the_home_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path)); monkeypatch.setenv('USERPROFILE', str(tmp_path)); monkeypatch.chdir(tmp_path)
+    assert Path(tokenise(BASE, word_tokenizer(), 24, progress=False, cache='~/tokens').path).parent == tmp_path / 'tokens' and [p.name for p in tmp_path.iterdir()] == ['tokens']
+
+
+@pytest.mark.parametrize('rows', range(3, 9))
+def test_the_arrays_of_a_file_lie_at_multiples_of_64_bytes(tmp_path, rows):
+    store = tokenise(example_table(rows), word_tokenizer(), 24, progress=False, cache=tmp_path)
+    assert all(t.data_ptr() % 64 == 0 for t in (store.tokens, store.offsets, store.labels, store.type_ids))
+
+
+def test_a_file_that_is_replaced_while_it_is_read_does_not_mix(tmp_path, monkeypatch):
+    a, b = store_of([9, 5, 7]), replace(store_of([9, 5, 7]), tokens=store_of([9, 5, 7]).tokens + 1)
+    save_store(a, tmp_path / 'a', 'key'); save_store(b, tmp_path / 'b', 'key')
+    real = data_module._read_header
+    def slow(*args):
+        found = real(*args)
+        if (tmp_path / 'b').exists(): os.replace(tmp_path / 'b', tmp_path / 'a')
+        return found
+    monkeypatch.setattr(data_module, '_read_header', slow)
+    assert torch.equal(load_store(tmp_path / 'a').tokens, a.tokens) and torch.equal(load_store(tmp_path / 'a').tokens, b.tokens)
+
+
+KILLED = """
+import os, sys
+from optkit import data
+data.os.fsync = lambda file: os.kill(os.getpid(), 9)
+data.tokenise(data.example_table(30), data.word_tokenizer(), 24, progress=False, cache=sys.argv[1])
+"""
+
+def test_what_a_killed_writer_leaves_is_removed(tmp_path):
+    assert subprocess.run([sys.executable, '-c', KILLED, tmp_path], timeout=120).returncode == -signal.SIGKILL
+    left = [*tmp_path.iterdir()]
+    assert len(left) == 1 and left[0].suffix == '.tmp', 'half a file under a name that nobody reads'
+    store = tokenise(example_table(30), word_tokenizer(), 24, progress=False, cache=tmp_path)
+    assert left[0].exists(), 'it could be that of a writer who is at work'
+    os.utime(left[0], (time.time() - 7200,) * 2)
+    tokenise(example_table(31), word_tokenizer(), 24, progress=False, cache=tmp_path)
+    assert not left[0].exists() and Path(store.path).exists() and {p.suffix for p in tmp_path.iterdir()} == {'.bin'}
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path):
@@ -580,6 +867,25 @@ def test_a_rank_that_is_none_is_refused(rank, ranks):
     with pytest.raises(ValueError, match='expected 0 to'): next(steps(store_of([5] * 8), np.arange(8), 4, rank=rank, ranks=ranks))
 
 
+@pytest.mark.parametrize('wrong, said', [(dict(effective=0), 'effective 0: expected a whole number, at least 1'), (dict(effective=-4), 'effective -4'), (dict(effective=2.), 'effective 2.0'), (dict(physical=0), 'physical 0'),
+    (dict(physical=-2), 'physical -2'), (dict(max_tokens=0), 'max_tokens 0'), (dict(max_tokens=0, layout='packed'), 'max_tokens 0'), (dict(first_step=-1), 'first_step -1: expected a whole number, at least 0'),
+    (dict(layout='random'), 'expected one of'), (dict(rank=2, ranks=2), 'expected 0 to 1'), (dict(rows=np.arange(8) < 3), r'1 dimensions of bool; for a mask pass np.flatnonzero\(mask\)'), (dict(rows=[True, False]), 'of bool'),
+    (dict(rows=np.array([-1, 3])), 'expected numbers from 0 to 7, found -1 to 3'), (dict(rows=[5, 8]), 'found 5 to 8'), (dict(rows=np.arange(8.)), 'of float64'), (dict(rows=np.arange(8)[None]), '2 dimensions')],
+    ids=lambda v: str(v)[:30] if isinstance(v, dict) else '')
+def test_settings_that_cannot_be_are_refused_at_once(wrong, said):
+    "Before the first step is asked for: a loop over no steps would train nothing and say nothing"
+    with pytest.raises(ValueError, match=said): steps(store_of([5] * 8), **dict(rows=np.arange(8), effective=4) | wrong)
+
+
+def test_rows_may_be_any_whole_numbers():
+    store = store_of([5] * 8)
+    want = [s.rows.tolist() for s in steps(store, np.arange(1, 8), 3)]
+    for rows in (list(range(1, 8)), range(1, 8), torch.arange(1, 8), np.arange(1, 8, dtype=np.uint8)): assert [s.rows.tolist() for s in steps(store, rows, np.int64(3))] == want
+    for layout in LAYOUT_LABELS: assert list(steps(store, [], 3, layout=layout)) == []
+    for wrong in (dict(physical=0), dict(max_tokens=0)):
+        with pytest.raises(ValueError, match='expected a whole number'): micro_batches(np.arange(8), store.lengths, **dict(physical=4, layout='packed', max_length=64) | wrong)
+
+
 def test_ranks_get_like_amounts_of_work_where_the_order_is_free():
     store = store_of(np.clip(np.random.default_rng(0).lognormal(4.7, .7, 2048), 16, 512).astype(int), 512)
     spread = {}
@@ -645,8 +951,9 @@ def test_a_loop_that_drops_its_last_batch_would_be_seen():
 
 def test_orders_differ_by_seed_and_epoch_and_repeat():
     rows = np.arange(100, 160)
-    orders = {(s, e): tuple(sample_order(rows, s, e)) for s in range(4) for e in range(4)}
-    assert len(set(orders.values())) == 16 and all(sorted(o) == rows.tolist() for o in orders.values())
+    seeds = [0, 1, 2, -1, 2**45 + 3, 2**63 + 4, np.int64(2**50 + 5)]  # torch's generator tells them apart by their lower 32 bits
+    orders = {(s, e): tuple(sample_order(rows, s, e)) for s in seeds for e in range(4)}
+    assert len(set(orders.values())) == 4 * len(seeds) and all(sorted(o) == rows.tolist() for o in orders.values())
     torch.manual_seed(5); a = torch.rand(1)
     torch.manual_seed(5); assert tuple(sample_order(rows, 1, 2)) == orders[1, 2]
     assert torch.equal(torch.rand(1), a), 'the order must not use the global random state'
@@ -665,6 +972,16 @@ def test_the_made_up_table_can_be_learnt_and_is_repeatable():
     assert np.bincount(a.labels).tolist() == [100, 100, 100]
     votes = [np.argmax([sum(10 * c <= int(w[1:]) < 10 * c + 10 for w in t.split()) for c in range(3)]) for t in a.texts]
     assert np.mean(np.array(votes) == a.labels) > .8
+
+
+def test_plans_and_tables_can_be_compared():
+    store = store_of([5, 9, 20, 3, 7])
+    for layout in ('sorted', 'packed'):
+        a, b, c = ([m for s in steps(store, np.arange(5), 3, seed, layout=layout) for m in s] for seed in (0, 0, 1))
+        assert a == b and a != c and a[0] != MicroBatch(a[0].rows, a[0].pad_to + 1, a[0].offsets)
+        assert [gather(store, m) for m in a] == [gather(store, m) for m in b] != [gather(store, m) for m in c]
+    words = lambda last: table_from(dict(text=[['a', 'b'], ['c']], label=[['x', 'o'], [last]]), task='tokens')
+    assert example_table(4) == example_table(4) != example_table(4, seed=1) and example_table(4) != 5 and words('o') == words('o') != words('x')
 
 
 # --- the loader of a store that is not on the GPU
@@ -694,7 +1011,98 @@ def test_two_workers_with_a_mapped_store(tmp_path, start):
     loader, plan = Loader(store, workers=2, start=start), list(steps(store, np.arange(50), 16))
     assert content(loader(plan)) == expected(store, plan) and loader.workers == 2
     loader.close()
-    assert data_module._Gathered(store).__getstate__() == dict(path=store.path), 'only the name of the file goes to a worker'
+    loader = Loader(changed := replace(store, labels=1 - store.labels), workers=1, start=start)
+    assert content(loader(plan)) == expected(changed, plan) != expected(store, plan) and loader.workers == 1
+    loader.close()
+
+
+def sent(store):
+    "What a worker that does not fork has of a store"
+    return pickle.loads(pickle.dumps(data_module._Gathered(store)))
+
+
+def other_labels(store): return replace(store, labels=1 - store.labels)
+def in_place(store): store.labels[3] = 1 - store.labels[3]; return store
+def in_place_of_the_rest(store): store.lengths[0] -= 1; return store
+def other_classes(store): return replace(store, pad_id=7)
+def file_replaced(store): save_store(tokenise(example_table(50, seed=1), word_tokenizer(), 24, progress=False), store.path, 'key'); return store
+def file_deleted(store): os.unlink(store.path); return store
+def file_damaged(store):
+    raw = bytearray(Path(store.path).read_bytes())
+    raw[2048] ^= 1
+    os.unlink(store.path); Path(store.path).write_bytes(raw)
+    return store
+
+@pytest.mark.parametrize('change', [other_labels, in_place, in_place_of_the_rest, other_classes, file_replaced, file_deleted, file_damaged], ids=lambda c: c.__name__)
+def test_a_store_that_changed_reaches_the_workers_as_it_is(tmp_path, change):
+    store = change(tokenise(example_table(50), word_tokenizer(), 24, progress=False, cache=tmp_path))
+    gathered, plan = sent(store), list(steps(store, np.arange(50), 16))
+    assert content([gathered[s] for s in plan]) == expected(store, plan) and 'path' not in gathered.sent
+    assert gathered.store.path is None and all(data_module._same(getattr(gathered.store, f.name), getattr(store, f.name)) for f in fields(store) if f.name != 'path')
+
+
+def test_a_mapped_store_goes_to_workers_by_its_name(tmp_path):
+    store = tokenise(example_table(50), word_tokenizer(), 24, progress=False, cache=tmp_path)
+    gathered, plan = sent(store), list(steps(store, np.arange(50), 16))
+    assert gathered.sent['path'] == store.path and gathered.store is None and len(pickle.dumps(gathered)) < 500
+    assert content([gathered[s] for s in plan]) == expected(store, plan)
+
+
+@pytest.mark.parametrize('change, said', [(file_replaced, 'replaced by another file'), (file_deleted, 'cannot be read any more: .*No such file')], ids=['replaced', 'deleted'])
+def test_a_file_that_changes_before_the_first_step_of_a_worker_is_noticed(tmp_path, change, said):
+    store = tokenise(example_table(50), word_tokenizer(), 24, progress=False, cache=tmp_path)
+    gathered = sent(store)
+    change(store)
+    with pytest.raises(RuntimeError, match=said): gathered[next(steps(store, np.arange(50), 16))]
+
+
+@pytest.mark.parametrize('start', ['spawn', pytest.param('forkserver', marks=pytest.mark.slow)])
+def test_a_file_that_is_gone_is_named_as_the_reason(tmp_path, monkeypatch, start):
+    store = tokenise(example_table(50), word_tokenizer(), 24, progress=False, cache=tmp_path)
+    real, plan = data_module._to_send, list(steps(store, np.arange(50), 16))
+    monkeypatch.setattr(data_module, '_to_send', lambda store: (real(store), os.path.exists(store.path) and os.unlink(store.path))[0])
+    loader = Loader(store, workers=1, start=start)
+    with pytest.warns(UserWarning, match='workers failed'): assert content(loader(plan)) == expected(store, plan)
+    assert 'the file of tokens cannot be read any more' in loader.reason and 'No such file' in loader.reason and '__main__' not in loader.reason
+
+
+@pytest.mark.parametrize('workers, persistent', [(0, True), (1, True), (2, True), (1, False)])
+def test_two_epochs_at_once_do_not_mix(workers, persistent):
+    store = store_of(np.random.default_rng(0).integers(1, 64, 60))
+    loader, plans = Loader(store, workers=workers, start='fork', persistent=persistent), [list(steps(store, np.arange(60), 4, epoch=e)) for e in range(3)]
+    first, second = loader(plans[0]), loader(plans[1])
+    found = [[], []]
+    for a, b in zip(first, second): found[0].append(a); found[1].append(b)
+    assert [content(f) for f in found] == [expected(store, p) for p in plans[:2]] and not loader.reason
+    assert all(sorted(s.rows.tolist()) == sorted(int(r) for b in s for r in b.rows) for f in found for s in f)
+    assert content(loader(plans[2])) == expected(store, plans[2]) and loader.workers == workers
+
+
+def test_a_loader_that_is_closed_while_it_is_read():
+    store = store_of([5] * 60)
+    loader, plan = Loader(store, workers=1, start='fork'), list(steps(store, np.arange(60), 4))
+    reading = loader(plan)
+    found = [next(reading)]
+    loader.close()
+    assert content(found + list(reading)) == expected(store, plan) and not loader.reason
+
+
+def test_one_epoch_takes_every_setting_of_a_loader():
+    store = store_of([5] * 20)
+    plan = list(steps(store, np.arange(20), 4))
+    for settings in (dict(persistent=True), dict(persistent=False), dict(persistent=True, workers=1, start='fork')): assert content(batches(store, plan, 'cpu', **settings)) == expected(store, plan)
+
+
+def test_the_hint_to_scripts_is_only_for_those_who_start_anew(monkeypatch):
+    store = store_of([5] * 20)
+    plan = list(steps(store, np.arange(20), 4))
+    monkeypatch.setattr(multiprocessing, 'get_start_method', lambda allow_none=False: None)  # nobody has asked yet
+    assert Loader(store, workers=1).start == multiprocessing.get_all_start_methods()[0]
+    monkeypatch.undo()
+    for start, hint in (('fork', False), ('spawn', True), ('forkserver', True)):
+        loader = Loader(store, workers=1, start=start)
+        with pytest.warns(UserWarning): loader._give_up(RuntimeError('exited'))
+        assert ('__main__' in loader.reason) == hint and content(loader(plan)) == expected(store, plan)
 
 
 @pytest.mark.parametrize('workers', [0, 2])
@@ -746,8 +1154,8 @@ def test_where_no_worker_can_start_the_reason_is_said(tmp_path, start, how, work
 
 
 def test_wrong_settings_of_the_loader():
-    for wrong in (dict(workers=-1), dict(prefetch=0)):
-        with pytest.raises(ValueError, match='expected workers >= 0 and prefetch >= 1'): Loader(store_of([5]), **wrong)
+    for wrong, said in ((dict(workers=-1), 'workers -1: expected a whole number, at least 0'), (dict(workers=1.5), 'workers 1.5'), (dict(prefetch=0), 'prefetch 0: .* at least 1'), (dict(start='thread'), "start 'thread': expected one of .*spawn")):
+        with pytest.raises(ValueError, match=said): Loader(store_of([5]), **wrong)
     there = Loader(store_of([5]).to('meta'), workers=2)
     assert there.workers == 0 and 'the store is on meta' in there.reason
 
@@ -764,3 +1172,7 @@ def test_the_seconds_to_gather_are_measured(monkeypatch):
     store = store_of([5] * 40)
     monkeypatch.setattr(data_module, 'gather', lambda *args: time.sleep(.01))
     assert .02 <= gather_seconds(store, steps(store, np.arange(40), 8, physical=4)) < .05
+    with pytest.raises(ValueError, match='there is no step to time'): gather_seconds(store, [])
+    for batch, step in ((math.nan, 1.), (.1, 0.), (.1, -1.), (-.1, 1.), (.1, math.nan), (math.inf, 1.)):
+        with pytest.raises(ValueError, match='expected measured times, that of a step above 0'): choose_workers(batch, step, 4)
+    assert choose_workers(0., 1., 4).value == 0
