@@ -4,29 +4,34 @@
 
 # %% auto #0
 __all__ = ['is_out_of_memory', 'accumulation_for', 'planned_updates', 'Probe', 'Peak', 'predict_limit', 'predict_peak',
-           'next_probe', 'BatchPlan', 'worst', 'find_batch_size', 'find_max_tokens', 'find_batch_table', 'MemoryProbe',
-           'preserved']
+           'next_probe', 'BatchPlan', 'exchange_nothing', 'worst', 'find_batch_size', 'find_max_tokens',
+           'find_batch_table', 'MemoryProbe', 'preserved']
 
 # %% ../nbs/02_batch_finder.ipynb #e4358752
-import gc, math, traceback
+import errno, gc, math, operator, random, sys, traceback
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from html import escape
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 # %% ../nbs/02_batch_finder.ipynb #17c7fd03
-_OOM_WORDS = ('out of memory', 'alloc_failed', 'allocation_failed', 'cudaerrormemoryallocation', 'hiperroroutofmemory',
-              "can't allocate memory", 'not enough memory')
+_OOM_WORDS = ('out of memory', 'alloc_failed', 'allocation_failed', 'cudaerrormemoryallocation', 'hiperroroutofmemory', 'out_of_device_memory', 'out_of_host_memory',
+              "can't allocate memory", 'cannot allocate memory', 'not enough memory', 'invalid buffer size:', # the last one: MPS
+              'failed to cuda calloc', 'failed to cuda malloc', 'failed to cuda host alloc') # NCCL
 
 def is_out_of_memory(
     exc: BaseException # any exception
 ) -> bool: # True where a smaller batch could have passed
-    "Whether `exc` is a failed allocation: CUDA, driver, cuBLAS, cuDNN, NCCL, HIP, MPS or CPU"
+    "Whether `exc` is a failed allocation: CUDA, driver, cuBLAS, cuDNN, NCCL, HIP, XPU, MPS or CPU"
     if isinstance(exc, (torch.OutOfMemoryError, MemoryError)): return True
-    return isinstance(exc, RuntimeError) and any(word in str(exc).lower() for word in _OOM_WORDS)
+    if isinstance(exc, OSError): return exc.errno == errno.ENOMEM
+    text = str(exc).lower()
+    return isinstance(exc, RuntimeError) and (any(word in text for word in _OOM_WORDS) or 'cublas_status_not_initialized' in text and 'cublascreate' in text)
 
 # %% ../nbs/02_batch_finder.ipynb #d4b35b0d
 def accumulation_for(
@@ -45,6 +50,7 @@ def planned_updates(
     epochs: int
 ) -> int: # optimizer steps, whatever the physical batch
     "The optimizer steps of a whole training"
+    if effective < 1 or rows < 0 or epochs < 0: raise ValueError(f'rows {rows}, effective {effective} and epochs {epochs}: expected an effective batch of at least 1 and no negative number')
     return epochs * math.ceil(rows / effective)
 
 # %% ../nbs/02_batch_finder.ipynb #11ee1649
@@ -69,29 +75,32 @@ class Peak(NamedTuple):
 
 
 def _points(probes):
-    "Bytes over batch, sorted; what has to be added to them; whether tensors were read apart from the update"
+    "Bytes over batch, sorted; whether tensors were read apart from the update"
     known = {p.batch: p for p in probes if p.peak_bytes}
     split = bool(known) and all(p.activation_bytes for p in known.values()) # then the optimizer's peak does not hide small batches
-    rest = max(p.peak_bytes - p.allocated_bytes for p in known.values()) if split else 0
     points = sorted((n, p.activation_bytes if split else p.peak_bytes) for n, p in known.items())
     if len(points) == 1 and split and (still := next(iter(known.values())).resident_bytes): points.insert(0, (0, still)) # no rows: only what stays
-    return points, rest, split
+    return points, split
 
 def _line(points):
     "The two points that the line goes through: two close sizes may share a block of the allocator"
     n2, b2 = points[-1]
     return next((k for k in points[::-1] if k[0] <= .9 * n2), points[0]), (n2, b2)
 
+def _rest(probes, line):
+    "Fragmentation and other processes, at the sizes of the line: elsewhere it may have been another's moment"
+    return max((p.peak_bytes - p.allocated_bytes for p in probes if p.peak_bytes and p.batch in (line[0][0], line[1][0])), default=0)
+
 def predict_limit(
     probes: list[Probe], # what was tried
     budget: float # bytes that may be used
 ) -> int | None: # largest batch on the line through the two largest sizes; None where they show no slope
     "Where a line of bytes over batch meets the budget"
-    points, rest, split = _points(probes)
+    points, split = _points(probes)
     if len(points) < 2: return None
-    (n1, b1), (n2, b2) = _line(points)
+    (n1, b1), (n2, b2) = line = _line(points)
     if not split and b2 > budget and b1 <= 1.002 * points[0][1]: return None # the first size shows the optimizer's peak: the line would be too flat
-    slope = (b2 - b1) / (n2 - n1)
+    slope, rest = (b2 - b1) / (n2 - n1), _rest(probes, line) if split else 0
     return int((budget - rest - b2) / slope + n2) if b2 - b1 > (0 if split else .005 * b1) else None
 
 def predict_peak(
@@ -99,12 +108,13 @@ def predict_peak(
     batch: int # rows
 ) -> int | None: # bytes; None where the probes show no slope
     "The peak that `batch` rows would have, on the line that `predict_limit` uses, and not below what the update alone takes"
-    points, rest, split = _points(probes)
+    points, split = _points(probes)
     if len(points) < 2: return None
-    (n1, b1), (n2, b2) = _line(points)
+    (n1, b1), (n2, b2) = line = _line(points)
     if b2 - b1 <= (0 if split else .005 * b1): return None
     update = min(p.peak_bytes for p in probes if p.peak_bytes) if split else points[0][1]
-    return int(max(b2 + (b2 - b1) / (n2 - n1) * (batch - n2) + rest, update if batch >= min(p.batch for p in probes if p.peak_bytes) else 0))
+    told = b2 + (b2 - b1) / (n2 - n1) * (batch - n2) + (_rest(probes, line) if split else 0)
+    return int(max(told, update if batch >= min(p.batch for p in probes if p.peak_bytes) else 0))
 
 # %% ../nbs/02_batch_finder.ipynb #df11aa9e
 def next_probe(
@@ -112,25 +122,31 @@ def next_probe(
     start: int, # first size
     limit: int, # never try a larger one
     budget: float | None = None, # bytes that may be used; None: unknown
-    tolerance: float = .01 # stop when the bracket is narrower than this share of the answer; 0: only when the next size is known
+    tolerance: float = .01, # stop when the bracket is narrower than this share of the answer; 0: only when the next size is known
+    least: int = 1 # never try a smaller one
 ) -> int | None: # the size to try; None: the answer is known
     "The next size to try, from the probes so far alone"
-    if not probes: return max(1, min(start, limit))
-    low = max((p.batch for p in probes if p.fits), default=0)
+    if not probes: return max(least, min(start, limit))
+    low = max((p.batch for p in probes if p.fits), default=least - 1)
     high = min((p.batch for p in probes if not p.fits), default=limit + 1)
     near = max(1, int(tolerance * low)) # a prediction this close to a known size is tried this far from it, which settles it
     if high - low <= near: return None
     guess, factor = predict_limit(probes, budget) if budget else None, 8 if budget else 2
-    if not low: return max(1, high // factor)
-    if high > limit: return min(max(low * factor if guess is None else min(guess - near // 2, 32 * low), low + near), limit)
+    if low < least: return max(least, high // factor)
+    if high > limit: return min(max(low * factor if guess is None else min(guess - near // 2, 32 * low), low + near * 4 ** _contradicted(probes, budget)), limit)
     read = any(p.batch == high and p.peak_bytes for p in probes) # ran, but over the budget: the prediction knows it
     if guess is None or guess >= (high + 4 * near if read else high): # no prediction, or one that a failure contradicts
         guess = math.isqrt(low * high) if budget and (guess is None or high > 4 * low) else (low + high) // 2
     else: guess = _beyond(guess, probes, low, high, near, max(1, int(tolerance * high)))
     return min(max(guess, low + near), max(high - near, low + 1))
 
+def _contradicted(probes, budget):
+    "How many of the last probes ran where the prediction before them saw the limit"
+    ran = ((guess := predict_limit(probes[:n], budget) if budget else None) is not None and probes[n].fits and probes[n].batch > guess for n in range(len(probes) - 1, 0, -1))
+    return next((n for n, up in enumerate(ran) if not up), max(0, len(probes) - 1))
+
 def _beyond(guess, probes, low, high, near, far):
-    "The prediction, pushed on by steps that double while all probes end on the same side of it"
+    "The prediction, pushed on by steps that grow while all probes end on the same side of it"
     side = probes[-1].fits
     run = next((n for n, p in enumerate(probes[::-1]) if p.fits != side), len(probes))
     push = 4 ** max(0, run - 2)
@@ -145,10 +161,10 @@ class BatchPlan:
     "A physical batch that ran, and how an optimizer step is made of it"
     physical: int # rows of a micro-batch
     accumulation: int # micro-batches of an optimizer step
-    effective: int # rows of an optimizer step
-    longest: int | None # tokens of the probed rows
+    effective: int # rows of an optimizer step, on this rank
+    longest: int | None # tokens that the probed rows were padded to
     tried: tuple[Probe, ...] # every probe, in order
-    peak_bytes: int | None # measured at the largest size that fits
+    peak_bytes: int | None # measured at the physical batch
     reason: str # why this size
     max_tokens: int | None = None # of a packed micro-batch, where tokens were asked for instead of rows
     allocated_bytes: int | None = None # that tensors took at that size; the rest of `peak_bytes` is fragmentation and other processes
@@ -169,20 +185,59 @@ def _free():
     gc.collect()
     if torch.cuda.is_available(): torch.cuda.empty_cache()
 
+def _clear_frames(exc, outer):
+    "Drop the tensors in the frames of an exception and of those it was raised from or during, up to one that was there before"
+    waiting, seen = [exc], {id(None), id(outer)}
+    while waiting:
+        if id(exc := waiting.pop()) in seen: continue
+        seen.add(id(exc))
+        traceback.clear_frames(exc.__traceback__)
+        waiting += [exc.__cause__, exc.__context__, *getattr(exc, 'exceptions', ())]
+
 def _attempt(probe, batch, budget):
     "Run `probe(batch)` once; anything that is no out-of-memory is raised again, without the tensors of its frames"
-    failed = None
+    failed, outer = None, sys.exception()
     try: peak = probe(batch)
     except BaseException as exc:
-        traceback.clear_frames(exc.__traceback__)
+        _clear_frames(exc, outer)
         if not is_out_of_memory(exc): raise
         failed = f'out of memory: {str(exc).splitlines()[0][:120]}' if str(exc) else 'out of memory'
     if failed is not None:
+        for model, others in _HELD: _clean_up(model, others)
         _free()
         return Probe(batch, None, False, failed)
     peak, *more = peak if isinstance(peak, tuple) else (peak,)
     over = f'{_size(peak)} is over the budget of {_size(budget)}' if budget and peak and peak > budget else ''
     return Probe(batch, peak, not over, over, *more)
+
+# %% ../nbs/02_batch_finder.ipynb #f1d0a002
+_HELD = [] # models and what belongs to them, of the `preserved` blocks that are open
+
+def _clean_up(model, others):
+    "After a failed step: no gradients, no half-made optimizer state, no mark of an unscaled gradient"
+    model.zero_grad(set_to_none=True)
+    for other in others:
+        if isinstance(other, torch.amp.GradScaler): other._per_optimizer_states.clear() # torch has no public way back from `unscale_`
+        if not isinstance(other, torch.optim.Optimizer): continue
+        kinds = {frozenset(s) for s in other.state.values() if isinstance(s, dict)}
+        if any(a < b for a in kinds for b in kinds): other.state.clear() # entries that lack what others have
+
+# %% ../nbs/02_batch_finder.ipynb #f1d0a004
+@contextmanager
+def exchange_nothing():
+    "`DistributedDataParallel` models that are called inside compute alone"
+    from torch.nn.parallel import DistributedDataParallel
+    real, met = DistributedDataParallel.forward, {}
+    def forward(self, *args, **kwargs):
+        before = met.get(self, (False, False))
+        met[self] = before[0] or self.require_backward_grad_sync, before[1] or self.require_forward_param_sync
+        self.require_backward_grad_sync = self.require_forward_param_sync = False
+        return real(self, *args, **kwargs)
+    DistributedDataParallel.forward = forward
+    try: yield
+    finally:
+        DistributedDataParallel.forward = real
+        for model, (gradients, buffers) in met.items(): model.require_backward_grad_sync, model.require_forward_param_sync = gradients, buffers
 
 
 def worst(probes: list[Probe]) -> Probe: # one, of the same size
@@ -192,47 +247,98 @@ def worst(probes: list[Probe]) -> Probe: # one, of the same size
     bytes_ = {n: most(n) for n in ('peak_bytes', 'allocated_bytes', 'activation_bytes', 'resident_bytes')}
     return Probe(probes[0].batch, fits=not bad, note='; '.join(bad), **bytes_)
 
+# %% ../nbs/02_batch_finder.ipynb #f1d0a005
+class _Together:
+    "The ranks of a process group, which search as one; `patience`: seconds that they wait for each other"
+    groups = {} # by ranks and patience: the group they speak through, apart from what a step may use
 
-def _together(probe, batch, budget, ranks):
-    "`_attempt` on every rank of the process group `ranks`, with one answer"
-    from torch import distributed
-    own, error = None, None
-    try: own = _attempt(probe, batch, budget)
-    except Exception as exc: error = exc
-    found = [None] * distributed.get_world_size(ranks)
-    distributed.all_gather_object(found, own if error is None else f'{type(error).__name__}: {error}', group=ranks)
-    if error is not None: raise error
-    if failed := [f'rank {n}: {f}' for n, f in enumerate(found) if isinstance(f, str)]: raise RuntimeError(f'a probe of {batch} failed elsewhere: {"; ".join(failed)}')
-    return worst(found)
+    def __init__(self, ranks, patience):
+        from torch import distributed
+        self.key, self.patience = (ranks, patience), patience
+        if self.key not in self.groups:
+            self.groups[self.key] = distributed.new_group(distributed.get_process_group_ranks(ranks), timedelta(seconds=patience), 'gloo', use_local_synchronization=True)
+
+    def tell(self, what, of):
+        "What all ranks say, in their order. Raises `RuntimeError` where one does not answer."
+        from torch import distributed
+        group = self.groups[self.key]
+        found = [None] * distributed.get_world_size(group)
+        try: distributed.all_gather_object(found, what, group=group)
+        except RuntimeError as exc:
+            del self.groups[self.key]
+            raise RuntimeError(f'a rank did not answer within {self.patience:g} s {of}: it failed, is slower, or waits for the others inside its step, which must exchange nothing (see `find_batch_size`)') from exc
+        return found
+
+    def agree(self, capacity, **settings):
+        "The smallest capacity. Raises `ValueError` where the ranks do not ask for the same."
+        found = self.tell((capacity, settings), 'at the start of the search')
+        if odd := [n for n, (_, other) in enumerate(found) if other != found[0][1]]: raise ValueError(f'ranks ask for different searches: rank 0 {found[0][1]}, rank {odd[0]} {found[odd[0]][1]}; give all of them the same')
+        return min((c for c, _ in found if c), default=None)
+
+    def attempt(self, probe, batch, budget):
+        "`_attempt` on every rank, with one answer"
+        own = error = None
+        try:
+            with exchange_nothing(): own = _attempt(probe, batch, budget)
+        except BaseException as exc: error = exc
+        try: found = self.tell(own if error is None else f'{type(error).__name__}: {error}', f'after a probe of {batch}, which {"failed" if error else "ran" if own.fits else "did not fit"} here')
+        except RuntimeError: raise error or sys.exception()
+        if error is not None: raise error
+        if failed := [f'rank {n}: {f}' for n, f in enumerate(found) if isinstance(f, str)]: raise RuntimeError(f'a probe of {batch} failed elsewhere: {"; ".join(failed)}')
+        return worst(found)
 
 # %% ../nbs/02_batch_finder.ipynb #56bb276c
+def _whole(least=1, **values):
+    "Raise `ValueError` for what is no whole number of at least `least`"
+    for name, value in values.items():
+        if not hasattr(value, '__index__') or operator.index(value) < least: raise ValueError(f'{name} is {value!r}, expected a whole number of at least {least}')
+
 def find_batch_size(
     probe: Callable[[int], int | Peak | None], # runs a real training step of that many of the longest rows; returns its peak bytes or None
-    effective: int | None = None, # rows of an optimizer step; None: one micro-batch a step
+    effective: int | None = None, # rows of an optimizer step (with `ranks`: those of this one), and the most that is tried; None: one micro-batch a step
     start: int = 8, # first size to try
     limit: int = 4096, # never try a larger one
     headroom: float = .02, # share of `capacity` that stays free at the measured peak
     capacity: int | None = None, # bytes of the device; None: unknown, the search doubles and bisects
     longest: int | None = None, # tokens of the probed rows, for the report
-    tolerance: float = .01, # the answer is known when this share more did not fit; 0: to the row
-    ranks = None # a process group of torch.distributed (`torch.distributed.group.WORLD`) whose ranks call this together
+    tolerance: float | None = None, # the answer is known when this share more did not fit; 0: to the row; None: .01 with a capacity, else 0
+    ranks = None, # a process group of torch.distributed (`torch.distributed.group.WORLD`) whose ranks call this together; the probe must not wait for other ranks
+    patience: float = 600., # seconds that ranks wait for each other, the difference of their slowest probes included
+    least: int = 1 # smallest size that makes sense
 ) -> BatchPlan:
-    "The largest physical batch that ran within the budget. Raises `MemoryError` when one row does not fit."
+    "The largest physical batch that ran within the budget. Raises `MemoryError` when one row does not fit, `RuntimeError` when another rank failed or does not answer."
+    tolerance = (.01 if capacity else 0.) if tolerance is None else tolerance
+    _whole(start=start, limit=limit, least=least, **({} if effective is None else dict(effective=effective)))
     if not 0 <= headroom < 1: raise ValueError(f'headroom is {headroom}, expected a share from 0 up to 1')
-    if limit < 1 or start < 1: raise ValueError(f'start {start} and limit {limit} must be at least 1')
+    if not 0 <= tolerance < 1: raise ValueError(f'tolerance is {tolerance}, expected a share from 0 up to 1')
+    limit, attempt = max(least, min(limit, effective or limit)), _attempt
+    if ranks is not None:
+        together = _Together(ranks, patience)
+        capacity, attempt = together.agree(capacity, effective=effective, start=start, limit=limit, headroom=headroom, tolerance=tolerance, least=least), together.attempt
     budget, tried = capacity * (1 - headroom) if capacity else None, []
-    while (batch := next_probe(tried, start, limit, budget, tolerance)) is not None:
-        tried.append(_attempt(probe, batch, budget) if ranks is None else _together(probe, batch, budget, ranks))
+    while (batch := next_probe(tried, start, limit, budget, tolerance, least)) is not None: tried.append(attempt(probe, batch, budget))
     best = max((p for p in tried if p.fits), key=lambda p: p.batch, default=None)
     if best is None: raise MemoryError(f'one row of {longest or "the longest"} tokens does not fit: {tried[-1].note}. Shorten the rows or use a smaller model')
-    return _plan(best, tried, effective or best.batch, limit, longest, budget)
+    chosen, accumulation = _even(best, tried, effective or best.batch, lambda size: attempt(probe, size, budget))
+    return _plan(best, chosen, accumulation, tried, effective or best.batch, limit, longest, budget)
 
-def _plan(best, tried, effective, limit, longest, budget):
+# %% ../nbs/02_batch_finder.ipynb #f1d0a006
+def _even(best, tried, effective, attempt):
+    "The probe of the even micro-batches that make a step, and their number; a size that did not run yet is tried"
     physical, accumulation = accumulation_for(best.batch, effective)
+    while True:
+        known = next((p for p in tried if p.batch == physical), None)
+        if known is None: tried.append(known := attempt(physical))
+        if known.fits: return known, accumulation
+        if physical == 1: raise MemoryError(f'{best.batch} rows ran, but no smaller number did: {known.note}')
+        accumulation = math.ceil(effective / (physical - 1)) # the next smaller size that makes even parts
+        physical = math.ceil(effective / accumulation)
+
+def _plan(best, chosen, accumulation, tried, effective, limit, longest, budget):
     over = [p for p in tried if not p.fits and p.batch > best.batch]
     why = f'{best.batch} rows ran' + (f' at {_size(best.peak_bytes)} of {_size(budget)}' if best.peak_bytes and budget else '')
     why += f'; {min(p.batch for p in over)} did not fit' if over else f'; more than {limit} was not asked for'
-    return BatchPlan(physical, accumulation, effective, longest, tuple(tried), best.peak_bytes, why, allocated_bytes=best.allocated_bytes)
+    return BatchPlan(chosen.batch, accumulation, effective, longest, tuple(tried), chosen.peak_bytes, why, allocated_bytes=chosen.allocated_bytes)
 
 # %% ../nbs/02_batch_finder.ipynb #4b43f35c
 def find_max_tokens(
@@ -240,13 +346,14 @@ def find_max_tokens(
     longest: int, # tokens of the longest row, which must fit
     multiple: int = 64, # the answer is a multiple of this
     limit: int = 2**18, # tokens, never more
-    **kwargs # of `find_batch_size`: headroom, capacity, tolerance, ranks
+    **kwargs # of `find_batch_size`: headroom, capacity, tolerance, ranks, patience
 ) -> BatchPlan: # `max_tokens` is the answer, its probes count blocks of `multiple` tokens
-    "The largest packed micro-batch that ran within the budget. Raises `MemoryError` when the longest row does not fit."
+    "The largest packed micro-batch that ran within the budget. Raises `MemoryError` when the longest row does not fit, `ValueError` when the limit does not hold it."
+    _whole(longest=longest, multiple=multiple, limit=limit)
     least = math.ceil(longest / multiple)
-    plan = find_batch_size(lambda blocks: probe(blocks * multiple), start=least, limit=max(least, limit // multiple), longest=longest, **kwargs)
+    if limit < least * multiple: raise ValueError(f'limit is {limit} tokens, but the longest row of {longest} needs {least * multiple} in blocks of {multiple}; raise it, or shorten the rows')
+    plan = find_batch_size(lambda blocks: probe(blocks * multiple), start=least, limit=limit // multiple, longest=longest, least=least, **kwargs)
     best = max(p.batch for p in plan.tried if p.fits)
-    if best < least: raise MemoryError(f'a packed row of {longest} tokens does not fit, {best * multiple} do. Shorten the rows or use a smaller model')
     return replace(plan, physical=1, accumulation=1, effective=1, max_tokens=best * multiple, reason=f'{best * multiple} tokens: in blocks of {multiple}, {plan.reason.replace("rows ran", "ran")}')
 
 
@@ -254,15 +361,14 @@ def find_batch_table(
     probe_at: Callable[[int], Callable[[int], int | Peak | None]], # the probe for rows of a length
     lengths: Iterable[int], # tokens of the buckets
     effective: int | None = None,
-    **kwargs # of `find_batch_size`: headroom, capacity, limit, tolerance, ranks
+    **kwargs # of `find_batch_size`: headroom, capacity, limit, tolerance, ranks, patience
 ) -> dict[int, BatchPlan]: # by length, ascending
     "The largest physical batch for rows of each length"
-    found, start = {}, kwargs.pop('start', 8)
-    for length in sorted(set(lengths), reverse=True):
-        plan = found[length] = find_batch_size(probe_at(length), effective, start=min(start, kwargs.get('limit', 4096)), longest=length, **kwargs)
+    found, start, lengths = {}, kwargs.pop('start', 8), sorted(set(lengths), reverse=True)
+    for length, shorter in zip(lengths, [*lengths[1:], None]):
+        plan = found[length] = find_batch_size(probe_at(length), effective, start=start, longest=length, **kwargs)
         best = max(p.batch for p in plan.tried if p.fits)
-        shorter = max((l for l in lengths if l < length), default=length)
-        start = max(1, int(.9 * best * length / shorter)) # activations grow with the tokens, or faster
+        start = max(1, int(.9 * best * length / (shorter or length))) # activations grow with the tokens, or faster
     return dict(sorted(found.items()))
 
 # %% ../nbs/02_batch_finder.ipynb #1a94eb99
@@ -303,12 +409,74 @@ class MemoryProbe:
         return read
 
 # %% ../nbs/02_batch_finder.ipynb #450507bf
-def _host(value):
-    if isinstance(value, torch.Tensor): return value.detach().to('cpu', copy=True)
-    if isinstance(value, dict): return {k: _host(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)): return type(value)(_host(v) for v in value)
+class _Kept(NamedTuple):
+    "A tensor's value in host memory, and where it was"
+    tensor: torch.Tensor
+    device: torch.device
+
+def _each(value, change):
+    "`value` with its tensors changed, however deep they lie"
+    if isinstance(value, torch.Tensor): return change(value)
+    if isinstance(value, dict): return {k: _each(v, change) for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, '_fields'): return type(value)(*(_each(v, change) for v in value))
+    if isinstance(value, (list, tuple)): return type(value)(_each(v, change) for v in value)
     return value
 
+def _host(value): return _each(value, lambda t: t.detach().to('cpu', copy=True))
+def _keep(value): return _each(value, lambda t: _Kept(_host(t), t.device))
+
+def _back(kept, now=None):
+    "What `_keep` kept, in the plain tensors of `now` where they are of the same kind"
+    if isinstance(kept, _Kept):
+        plain = type(now) in (torch.Tensor, torch.nn.Parameter) and (now.shape, now.dtype, now.device) == (kept.tensor.shape, kept.tensor.dtype, kept.device)
+        return now.copy_(kept.tensor) if plain else kept.tensor.to(kept.device)
+    if isinstance(kept, dict): return {k: _back(v, now.get(k) if isinstance(now, dict) else None) for k, v in kept.items()}
+    if not isinstance(kept, (list, tuple)): return kept
+    values = [_back(v, now[n] if isinstance(now, (list, tuple)) and n < len(now) else None) for n, v in enumerate(kept)]
+    return type(kept)(*values) if hasattr(kept, '_fields') else type(kept)(values)
+
+# %% ../nbs/02_batch_finder.ipynb #f1d0a008
+def _model_back(model):
+    "Functions that put a model back as it is now"
+    places = [(m, kind, dict(getattr(m, kind))) for m in model.modules() for kind in ('_parameters', '_buffers')] # a step may put another tensor, or the first one, in a buffer's place
+    tensors = list({id(t): t for _, _, names in places for t in names.values() if t is not None}.values())
+    values, modes, trains = [_host(t) for t in tensors], [(m, m.training) for m in model.modules()], [(p, p.requires_grad) for p in model.parameters()]
+    gradients = [_keep(p.grad) for p in model.parameters()]
+    def put():
+        for module, kind, names in places: getattr(module, kind).clear(); getattr(module, kind).update(names)
+        for module, mode in modes: module.training = mode
+        for p, train in trains: p.requires_grad_(train)
+    def copy():
+        for tensor, value in zip(tensors, values): tensor.copy_(value)
+    def grads():
+        for p, kept in zip(model.parameters(), gradients): p.grad = None if kept is None else _back(kept, p.grad)
+    return put, copy, grads
+
+def _state_back(other):
+    "A function that puts an optimizer, scheduler or scaler back as it is now"
+    state, optimizer = _host(other.state_dict()), isinstance(other, torch.optim.Optimizer)
+    own = not optimizer or type(other).state_dict is not torch.optim.Optimizer.state_dict # may hold more than what follows
+    groups = [{k: _keep(v) for k, v in g.items() if k != 'params'} for g in other.param_groups] if optimizer else []
+    entries = {p: _keep(dict(s)) for p, s in other.state.items()} if optimizer else {}
+    marks = dict(other._per_optimizer_states) if isinstance(other, torch.amp.GradScaler) else None
+    def put():
+        if own: other.load_state_dict(state)
+        if marks is not None: other._per_optimizer_states.clear(); other._per_optimizer_states.update(marks)
+        for group, kept in zip(other.param_groups if optimizer else (), groups):
+            values = _back(kept, group)
+            for name in [k for k in group if k != 'params' and k not in values]: del group[name]
+            group.update(values)
+        for p in [p for p in (other.state if optimizer else ()) if p not in entries]: del other.state[p]
+        for p, kept in entries.items(): other.state[p] = _back(kept, other.state.get(p)) # not by `load_state_dict`, which casts FP32 state to the weights' type
+    return put
+
+# %% ../nbs/02_batch_finder.ipynb #f1d0a009
+def _random_back():
+    "Functions that put the random states back as they are now"
+    states = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state()), (torch.set_rng_state, torch.get_rng_state())]
+    if torch.cuda.is_available(): states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    if torch.backends.mps.is_available(): states.append((torch.mps.set_rng_state, torch.mps.get_rng_state()))
+    return [lambda put=put, state=state: put(state) for put, state in states]
 
 @contextmanager
 def preserved(
@@ -316,16 +484,9 @@ def preserved(
     *others # what has `state_dict` and `load_state_dict`: optimizer, scheduler, scaler; None is skipped
 ):
     "Everything is as before when the block ends, also after an exception: weights, buffers, gradients, states, random numbers, `train()` modes"
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    values, gradients = _host(tensors), {n: _host(p.grad) for n, p in model.named_parameters() if p.grad is not None}
-    states, modes = [(o, _host(o.state_dict())) for o in others if o is not None], {m: m.training for m in model.modules()}
-    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    try: yield model
-    finally:
-        with torch.no_grad():
-            for name, tensor in tensors.items(): tensor.copy_(values[name])
-        for name, p in model.named_parameters(): p.grad = gradients[name].to(p.device) if name in gradients else None
-        for other, state in states: other.load_state_dict(state)
-        for module, mode in modes.items(): module.training = mode
-        torch.set_rng_state(cpu)
-        if cuda: torch.cuda.set_rng_state_all(cuda)
+    others = [o for o in others if o is not None]
+    with ExitStack() as stack: # puts back the rest where one thing cannot be, and then says so
+        for put in [*_random_back(), *_model_back(model)[::-1], *(_state_back(o) for o in others[::-1])]: stack.callback(torch.no_grad()(put))
+        _HELD.append((model, others))
+        stack.callback(_HELD.pop)
+        yield model
