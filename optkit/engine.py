@@ -416,8 +416,8 @@ def _backward(self: Engine, store, micro, weight):
 def _update(self: Engine):
     if self.scaler: self.scaler.unscale_(self.optimizer)
     if self.max_grad_norm: self.grad_norm = torch.nn.utils.clip_grad_norm_([p for g in self.optimizer.param_groups for p in g['params']], self.max_grad_norm)
-    if self.scaler: self.scaler.step(self.optimizer); self.scaler.update()
-    else: self.optimizer.step()
+    if not self.scaler: self.optimizer.step()
+    elif any(p.grad is not None for g in self.optimizer.param_groups for p in g['params']): self.scaler.step(self.optimizer); self.scaler.update() # a scaler refuses the step of a rank without rows
     if self.average is not None: self._follow(self.ema)
     self.optimizer.zero_grad(set_to_none=self.zero_grad_none)
 
@@ -769,25 +769,43 @@ def preserved(self: Engine):
             self.scaler.load_state_dict(scaler)
 
 # %% ../nbs/02b_engine.ipynb #8a50b798
+@contextmanager
+def _alone(engine):
+    "Steps inside wait for no other rank, but take the room of the exchange of gradients"
+    if engine.ranks is None: yield; return
+    ranks, backward = engine.ranks, engine._backward
+    def with_room(*args):
+        total, counts = backward(*args), {}
+        for _, p in engine._trained(): counts[p.dtype] = counts.get(p.dtype, 0) + (p.numel() if p.grad is not None else 0)
+        for dtype, count in counts.items(): torch.empty(count, dtype=dtype, device=engine.device)
+        return total
+    engine.ranks, engine._backward = None, with_room
+    try: yield
+    finally: engine.ranks = ranks; del engine._backward
+
 class StepProbe(MemoryProbe):
     "Trains that many of the longest rows, padded to one length, and returns what the device held; None without a GPU"
     def __init__(self, engine: Engine, store: TokenStore,
-        length: int | None = None # tokens that rows are padded to; None: `max_length` of the store
+        length: int | None = None, # tokens that rows are padded to; None: the longest row, as layouts pad it
+        effective: int | None = None # rows of an optimizer step: fewer are a step of two micro-batches; None: always one
     ):
         super().__init__(self._train, engine.device, engine.optimizer, self._clean)
-        self.engine, self.store, self.pad_to = engine, store, length or store.max_length
+        self.engine, self.store, self.effective = engine, store, effective
+        self.pad_to = length or min(-(-int(store.lengths.max()) // 8) * 8, store.max_length)
         rows = np.flatnonzero(store.lengths <= self.pad_to)
         if not len(rows): raise ValueError(f'no row has at most {length} tokens; the shortest has {store.lengths.min()}')
         self.order = rows[np.argsort(-store.lengths[rows], kind='stable')]
         self.longest = int(store.lengths[self.order[0]])
 
     def _rows(self, batch): return np.resize(self.order, batch)
-    def _train(self, batch): self.engine.step(self.store, [MicroBatch(self._rows(batch), self.pad_to)])
+    def _micro(self, batch): return [MicroBatch(self._rows(batch), self.pad_to)] * (2 if self.effective and batch < self.effective else 1)
+    def _train(self, batch):
+        with _alone(self.engine): self.engine.step(self.store, self._micro(batch))
     def _clean(self): # half of the optimizer's state may be what did not fit
         self.engine.optimizer.zero_grad(set_to_none=True)
         _heal(self.engine)
 
-
+# %% ../nbs/02b_engine.ipynb #e2d0b001
 class EvaluationProbe(StepProbe):
     "Predicts that many of the longest rows, forward only"
     def __call__(self, batch):
@@ -797,63 +815,80 @@ class EvaluationProbe(StepProbe):
 
 
 class PackProbe(StepProbe):
-    "Trains one pack of that many tokens, filled with the longest rows"
-    def _train(self, tokens):
-        parts = np.resize(self.store.lengths[self.order], -(-tokens // int(self.store.lengths.min())))
-        count = int(np.searchsorted(np.cumsum(parts), tokens, side='right'))
-        offsets = np.concatenate([[0], np.cumsum(parts[:count])])
-        self.engine.step(self.store, [MicroBatch(self._rows(count), tokens, offsets)])
+    "Trains two packs of that many tokens: one of the longest rows, and the longest row among as many short ones as an optimizer step may bring, whose hidden states are laid out as [rows, longest]"
+    def _pack(self, rows, tokens):
+        count = int(np.searchsorted(np.cumsum(self.store.lengths[rows]), tokens, side='right'))
+        return MicroBatch(rows[:count], tokens, np.concatenate([[0], np.cumsum(self.store.lengths[rows[:count]])]))
+    def _micro(self, tokens):
+        long = self._pack(self._rows(-(-tokens // int(self.store.lengths.min()))), tokens)
+        mixed = self._pack(np.concatenate([self.order[:1], self.order[:0:-1]])[:self.effective], tokens)
+        return [long, mixed]
 
 # %% ../nbs/02b_engine.ipynb #f0b0da38
-def _room(engine, headroom, limit, on_gpu, elsewhere):
-    "What the finders want to know of the engine's device"
+def _room(engine, headroom, limit, on_gpu, elsewhere, ranks):
+    "What the finders want to know of the engine's device and ranks"
     cuda = engine.device.type == 'cuda'
-    return dict(headroom=headroom, limit=limit or (on_gpu if cuda else elsewhere), capacity=torch.cuda.mem_get_info()[1] if cuda else None)
+    return dict(headroom=headroom, limit=(on_gpu if cuda else elsewhere) if limit is None else limit, capacity=torch.cuda.mem_get_info()[1] if cuda else None,
+                ranks=engine.votes if ranks is None else ranks)
+
+def _share(effective, ranks):
+    "Rows of an optimizer step that fall to one rank"
+    if effective < 1: raise ValueError(f'effective is {effective}, expected at least 1')
+    return effective if ranks is None else -(-effective // torch.distributed.get_world_size(ranks))
 
 def plan_batch(
     engine: Engine,
     store: TokenStore, # on the engine's device
-    effective: int, # rows of an optimizer step
+    effective: int, # rows of an optimizer step, on all ranks
     headroom: float = .02, # share of the card's memory that stays free
     limit: int | None = None, # largest size to try; None: 4096 on a GPU; elsewhere `effective`, at most 64, since a system kills where a GPU refuses
-    ranks = None # process group whose ranks plan together
-) -> BatchPlan:
+    ranks = None, # process group whose ranks plan together; None: that of the engine
+    layout: str = 'sorted' # of the training: 'full' pads to the store's `max_length`, the others to the longest row
+) -> BatchPlan: # `effective` and `accumulation` are those of a rank
     "Find the physical batch with real steps and leave the engine as it was"
-    probe, room = StepProbe(engine, store), _room(engine, headroom, limit, 4096, min(effective, 64))
-    with engine.preserved(): return find_batch_size(probe, effective, min(effective, room['limit']), longest=probe.longest, ranks=ranks, **room)
+    if layout == 'packed': raise ValueError("the layout 'packed' has a budget of tokens instead of rows; call plan_tokens")
+    share = _share(effective, engine.votes if ranks is None else ranks)
+    probe, room = StepProbe(engine, store, store.max_length if layout == 'full' else None, share), _room(engine, headroom, limit, 4096, min(share, 64), ranks)
+    with engine.preserved(): return find_batch_size(probe, share, share, longest=probe.pad_to, **room)
 
 def plan_table(
     engine: Engine,
     store: TokenStore, # on the engine's device
     lengths: tuple[int, ...], # tokens of the buckets
-    effective: int, # rows of an optimizer step
+    effective: int, # rows of an optimizer step, on all ranks
     headroom: float = .02, # share of the card's memory that stays free
-    limit: int | None = None # as for `plan_batch`
+    limit: int | None = None, # as for `plan_batch`
+    ranks = None # as for `plan_batch`
 ) -> dict[int, BatchPlan]: # by length
     "Find the physical batch of each length with real steps and leave the engine as it was"
-    room = _room(engine, headroom, limit, 4096, min(effective, 64))
-    with engine.preserved(): return find_batch_table(lambda length: StepProbe(engine, store, length), lengths, effective, start=min(effective, room['limit']), **room)
+    share = _share(effective, engine.votes if ranks is None else ranks)
+    room = _room(engine, headroom, limit, 4096, min(share, 64), ranks)
+    with engine.preserved(): return find_batch_table(lambda length: StepProbe(engine, store, length, share), lengths, share, start=share, **room)
 
 # %% ../nbs/02b_engine.ipynb #c5f0c6d8
 def plan_tokens(
     engine: Engine,
     store: TokenStore, # on the engine's device
     headroom: float = .02, # share of the card's memory that stays free
-    limit: int | None = None # tokens, never more; None: 2**18 on a GPU, 4096 elsewhere
+    limit: int | None = None, # tokens, never more; None: 2**18 on a GPU, 4096 elsewhere, or what the longest row needs
+    ranks = None, # as for `plan_batch`
+    effective: int | None = None # rows of an optimizer step, on all ranks, which bound those of a pack; None: all rows of the store
 ) -> BatchPlan: # `max_tokens` is for `steps(..., layout='packed', max_tokens=...)`
     "Find the tokens of a pack with real steps and leave the engine as it was"
-    probe = PackProbe(engine, store)
-    with engine.preserved(): return find_max_tokens(probe, probe.longest, **_room(engine, headroom, limit, 2**18, 4096))
+    probe = PackProbe(engine, store, None, None if effective is None else _share(effective, engine.votes if ranks is None else ranks))
+    least = -(-probe.longest // 64) * 64
+    with engine.preserved(): return find_max_tokens(probe, probe.longest, **_room(engine, headroom, limit, max(least, 2**18), max(least, 4096), ranks))
 
 def plan_evaluation(
     engine: Engine,
     store: TokenStore, # on the engine's device
     headroom: float = .02, # share of the card's memory that stays free
-    limit: int | None = None # largest size to try; None: 4096 on a GPU, 64 elsewhere
+    limit: int | None = None, # largest size to try; None: 4096 on a GPU, 64 elsewhere
+    ranks = None # as for `plan_batch`
 ) -> BatchPlan: # `physical` rows at once
     "Find the rows that can be predicted at once, forward only, and leave the engine as it was"
-    probe, room = EvaluationProbe(engine, store), _room(engine, headroom, limit, 4096, 64)
-    with engine.preserved(): return find_batch_size(probe, start=min(64, room['limit']), longest=probe.longest, **room)
+    probe, room = EvaluationProbe(engine, store), _room(engine, headroom, limit, 4096, 64, ranks)
+    with engine.preserved(): return find_batch_size(probe, start=64, longest=probe.pad_to, **room)
 
 # %% ../nbs/02b_engine.ipynb #12a6a33b
 def plan_checkpointing(
