@@ -132,25 +132,25 @@ def next_probe(
     near = max(1, int(tolerance * low)) # a prediction this close to a known size is tried this far from it, which settles it
     if high - low <= near: return None
     guess, factor = predict_limit(probes, budget) if budget else None, 8 if budget else 2
-    if low < least: return max(least, high // factor)
-    if high > limit: return min(max(low * factor if guess is None else min(guess - near // 2, 32 * low), low + near * 4 ** _contradicted(probes, budget)), limit)
+    if low < least: return max(least, high // factor ** (min(len(probes), 2) if budget else 1))
+    if high > limit: return min(max(low * factor if guess is None else min(guess - near // 2, 32 * low), low + near * _push(probes, budget)), limit)
     read = any(p.batch == high and p.peak_bytes for p in probes) # ran, but over the budget: the prediction knows it
     if guess is None or guess >= (high + 4 * near if read else high): # no prediction, or one that a failure contradicts
         guess = math.isqrt(low * high) if budget and (guess is None or high > 4 * low) else (low + high) // 2
-    else: guess = _beyond(guess, probes, low, high, near, max(1, int(tolerance * high)))
+    else: guess = _beyond(guess, probes, low, high, near, max(1, int(tolerance * high)), budget)
     return min(max(guess, low + near), max(high - near, low + 1))
 
-def _contradicted(probes, budget):
-    "How many of the last probes ran where the prediction before them saw the limit"
-    ran = ((guess := predict_limit(probes[:n], budget) if budget else None) is not None and probes[n].fits and probes[n].batch > guess for n in range(len(probes) - 1, 0, -1))
-    return next((n for n, up in enumerate(ran) if not up), max(0, len(probes) - 1))
+def _push(probes, budget):
+    "How many times the tolerance to go beyond a known size: more with each of the last probes, all on one side, that ended against the prediction before it, or is one of many"
+    told = [(predict_limit(probes[:n], budget) if budget else None, probes[n]) for n in range(len(probes) - 1, 0, -1)]
+    against = (guess is not None and p.fits == probes[-1].fits == (p.batch > guess) for guess, p in told)
+    run = lambda flags: next((n for n, same in enumerate(flags) if not same), len(told))
+    return 4 ** max(run(against), run(p.fits == probes[-1].fits for _, p in told) - 3)
 
-def _beyond(guess, probes, low, high, near, far):
-    "The prediction, pushed on by steps that grow while all probes end on the same side of it"
-    side = probes[-1].fits
-    run = next((n for n, p in enumerate(probes[::-1]) if p.fits != side), len(probes))
-    push = 4 ** max(0, run - 2)
-    guess = max(guess - near // 2, low + near * push) if side else min(guess - near // 2, high - far * push)
+def _beyond(guess, probes, low, high, near, far, budget):
+    "The prediction, pushed on by steps that grow while probes end against it on the same side"
+    push = _push(probes, budget)
+    guess = max(guess - near // 2, low + near * push) if probes[-1].fits else min(guess - near // 2, high - far * push)
     return guess if low < guess < high else (low + high) // 2
 
 # %% ../nbs/02_batch_finder.ipynb #f4dc59ef
@@ -201,7 +201,7 @@ def _attempt(probe, batch, budget):
     except BaseException as exc:
         _clear_frames(exc, outer)
         if not is_out_of_memory(exc): raise
-        failed = f'out of memory: {str(exc).splitlines()[0][:120]}' if str(exc) else 'out of memory'
+        failed = f'out of memory: {str(exc).splitlines()[0][:120]}'.rstrip('. ') if str(exc) else 'out of memory'
     if failed is not None:
         for model, others in _HELD: _clean_up(model, others)
         _free()

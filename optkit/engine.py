@@ -414,10 +414,11 @@ def _backward(self: Engine, store, micro, weight):
 # %% ../nbs/02b_engine.ipynb #0c63e63d
 @patch
 def _update(self: Engine):
-    if self.scaler: self.scaler.unscale_(self.optimizer)
+    scaler = self.scaler if any(p.grad is not None for g in self.optimizer.param_groups for p in g['params']) else None # it refuses the step of a rank without rows
+    if scaler: scaler.unscale_(self.optimizer)
     if self.max_grad_norm: self.grad_norm = torch.nn.utils.clip_grad_norm_([p for g in self.optimizer.param_groups for p in g['params']], self.max_grad_norm)
-    if not self.scaler: self.optimizer.step()
-    elif any(p.grad is not None for g in self.optimizer.param_groups for p in g['params']): self.scaler.step(self.optimizer); self.scaler.update() # a scaler refuses the step of a rank without rows
+    if scaler: scaler.step(self.optimizer); scaler.update()
+    else: self.optimizer.step()
     if self.average is not None: self._follow(self.ema)
     self.optimizer.zero_grad(set_to_none=self.zero_grad_none)
 
@@ -815,14 +816,17 @@ class EvaluationProbe(StepProbe):
 
 
 class PackProbe(StepProbe):
-    "Trains two packs of that many tokens: one of the longest rows, and the longest row among as many short ones as an optimizer step may bring, whose hidden states are laid out as [rows, longest]"
+    "Trains two packs of that many tokens: one of the longest rows, and the one that takes most room where its hidden states are laid out as [rows, longest]: a long row among short ones"
     def _pack(self, rows, tokens):
         count = int(np.searchsorted(np.cumsum(self.store.lengths[rows]), tokens, side='right'))
         return MicroBatch(rows[:count], tokens, np.concatenate([[0], np.cumsum(self.store.lengths[rows[:count]])]))
     def _micro(self, tokens):
         long = self._pack(self._rows(-(-tokens // int(self.store.lengths.min()))), tokens)
-        mixed = self._pack(np.concatenate([self.order[:1], self.order[:0:-1]])[:self.effective], tokens)
-        return [long, mixed]
+        rows, lengths = self.order[::-1], self.store.lengths[self.order[::-1]]
+        others = np.minimum(np.searchsorted(np.cumsum(lengths), tokens - lengths, side='right'), np.arange(len(rows))) # shorter rows beside each row
+        if self.effective: others = np.minimum(others, self.effective - 1)
+        most = int(np.argmax((others + 1) * lengths))
+        return [long, self._pack(np.concatenate([rows[most:most + 1], rows[:others[most]]]), tokens)]
 
 # %% ../nbs/02b_engine.ipynb #f0b0da38
 def _room(engine, headroom, limit, on_gpu, elsewhere, ranks):
