@@ -145,7 +145,8 @@ def _push(probes, budget):
     told = [(predict_limit(probes[:n], budget) if budget else None, probes[n]) for n in range(len(probes) - 1, 0, -1)]
     against = (guess is not None and p.fits == probes[-1].fits == (p.batch > guess) for guess, p in told)
     run = lambda flags: next((n for n, same in enumerate(flags) if not same), len(told))
-    return 4 ** max(run(against), run(p.fits == probes[-1].fits for _, p in told) - 3)
+    wrong = run(against) - (not probes[-1].fits and bool(probes[-1].peak_bytes)) # what was read beyond the budget has mended the prediction
+    return 4 ** max(0, wrong, run(p.fits == probes[-1].fits for _, p in told) - 3)
 
 def _beyond(guess, probes, low, high, near, far, budget):
     "The prediction, pushed on by steps that grow while probes end against it on the same side"
