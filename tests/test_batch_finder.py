@@ -152,18 +152,19 @@ def test_eight_probes_at_most_where_tensors_are_a_line_over_rows(quick, rows, ro
     assert any(p.batch == plan.physical and p.fits and p.peak_bytes == plan.peak_bytes for p in plan.tried)
 
 
-@pytest.mark.parametrize('curve, capacity', [(lambda n: G + n * 100 * 2**20 + 20 * G * (n == 8), 80 * G), (lambda n: math.ceil((G + 8 * G * (n / 128) ** .8) / 2**29) * 2**29, 9 * G),
+@pytest.mark.parametrize('curve, capacity', [(lambda n: G + n * 100 * 2**20 + 60 * G * (n == 100), 80 * G), (lambda n: math.ceil((G + 8 * G * (n / 128) ** .8) / 2**29) * 2**29, 9 * G),
                                              (lambda n: G + 2**20 * 900 * n ** .6, 16 * G), (lambda n: G + min(n, 64) * 64 * 2**20 + n * 2**16, 6 * G), (lambda n: G + n * n * 2**14, 64 * G)],
                          ids=['another process ended', 'blocks', 'saturating', 'stops growing', 'square'])
 @pytest.mark.parametrize('tolerance', [.01, 0.])
 def test_a_wrong_prediction_does_not_make_the_search_crawl(quick, curve, capacity, tolerance):
-    tensors = lambda n: curve(n) - 20 * G * (n == 8 and curve(8) > 20 * G)
+    ended = curve(100) > curve(101)  # another process, which was there at the first probe alone
+    tensors = lambda n: curve(n) - 60 * G * (ended and n == 100)
     asked = []
     def probe(n):
         asked.append(n)
         if curve(n) > capacity: raise torch.OutOfMemoryError('CUDA out of memory')
-        return Peak(int(curve(n)), int(tensors(n)), int(tensors(n)), None)
-    plan = find_batch_size(probe, capacity=capacity, headroom=0., tolerance=tolerance)
+        return Peak(int(curve(n)), int(tensors(n)), int(tensors(n)), G if ended else None)
+    plan = find_batch_size(probe, start=100 if ended else 8, capacity=capacity, headroom=0., tolerance=tolerance)
     truth = max(n for n in range(1, 4097) if curve(n) <= capacity)
     assert truth - max(1 if tolerance else 0, tolerance * plan.physical) <= plan.physical <= truth and len(asked) <= (14 if tolerance else 20), asked
 
