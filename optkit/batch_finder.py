@@ -73,7 +73,7 @@ class Peak(NamedTuple):
     activation_bytes: int | None = None
     resident_bytes: int | None = None
 
-
+# %% ../nbs/02_batch_finder.ipynb #f1d0a010
 def _points(probes):
     "Bytes over batch, sorted; whether tensors were read apart from the update"
     known = {p.batch: p for p in probes if p.peak_bytes}
@@ -172,7 +172,7 @@ class BatchPlan:
 
     def __repr__(self):
         what = f'packed micro-batches of up to {self.max_tokens} tokens' if self.max_tokens else (
-            f'{self.effective} rows a step = {self.accumulation} x {self.physical} of up to {self.longest} tokens')
+            f'{self.effective} rows a step = {self.accumulation} x {self.physical}' + (f' of up to {self.longest} tokens' if self.longest else ''))
         held = '' if self.allocated_bytes is None else f' ({_size(self.allocated_bytes)} in tensors)'
         return f'BatchPlan: {what}, peak {_size(self.peak_bytes)}{held}, {len(self.tried)} probes. {self.reason}'
 
@@ -455,8 +455,9 @@ def _model_back(model):
 
 def _state_back(other):
     "A function that puts an optimizer, scheduler or scaler back as it is now"
-    state, optimizer = _host(other.state_dict()), isinstance(other, torch.optim.Optimizer)
+    optimizer = isinstance(other, torch.optim.Optimizer)
     own = not optimizer or type(other).state_dict is not torch.optim.Optimizer.state_dict # may hold more than what follows
+    state = _host(other.state_dict()) if own else None
     groups = [{k: _keep(v) for k, v in g.items() if k != 'params'} for g in other.param_groups] if optimizer else []
     entries = {p: _keep(dict(s)) for p, s in other.state.items()} if optimizer else {}
     marks = dict(other._per_optimizer_states) if isinstance(other, torch.amp.GradScaler) else None
