@@ -132,27 +132,16 @@ def choose_shapes(
     return Choice(best, f'{rows} rows a step in {micro:.2f} micro-batches of {len(best)} shapes: {count("outside"):.2f} tokens outside and {count("padded"):.2f} inside attention for each real one')
 
 # %% ../nbs/02g_fast.ipynb #c684ee87
-class _Spread(torch.autograd.Function):
-    "Tokens end to end -> places; backwards each token takes the gradient of its place"
+class _Move(torch.autograd.Function):
+    "Rows of tokens to where they are wanted, backwards from where they went; what is not `kept` was no token and gets nothing"
     @staticmethod
-    def forward(ctx, flat, index, inverse, real):
-        ctx.save_for_backward(inverse, real)
-        return flat.index_select(0, index)
-    @staticmethod
-    def backward(ctx, grad):
-        inverse, real = ctx.saved_tensors
-        return grad.index_select(0, inverse) * real[:, None].to(grad.dtype), None, None, None
-
-class _Collect(torch.autograd.Function):
-    "Places -> tokens end to end; backwards a place that holds no token gets nothing"
-    @staticmethod
-    def forward(ctx, padded, index, inverse, held):
-        ctx.save_for_backward(index, held)
-        return padded.index_select(0, inverse)
+    def forward(ctx, tokens, there, back, kept):
+        ctx.save_for_backward(back, kept)
+        return tokens.index_select(0, there)
     @staticmethod
     def backward(ctx, grad):
-        index, held = ctx.saved_tensors
-        return grad.index_select(0, index) * held[:, None].to(grad.dtype), None, None, None
+        back, kept = ctx.saved_tensors
+        return grad.index_select(0, back) * kept[:, None].to(grad.dtype), None, None, None
 
 
 class Places:
@@ -164,12 +153,12 @@ def _spread_attention(cls, attend):
     def forward(self, hidden_states, attention_mask=None, *args, **kwargs):
         places = self.places
         if not places.slots: return cls.forward(self, hidden_states, attention_mask, *args, **kwargs)
-        padded, out, at = _Spread.apply(hidden_states[0], places.index, places.inverse, places.real), [], 0
+        padded, out, at = _Move.apply(hidden_states[0], places.index, places.inverse, places.real), [], 0
         for number, (rows, length) in enumerate(places.slots):
             part = padded[at:at + rows * length].view(rows, length, -1)
             out.append(attend(self, cls, number, part, *args, **kwargs).reshape(rows * length, -1))
             at += rows * length
-        return _Collect.apply(torch.cat(out), places.index, places.inverse, places.held)[None], None
+        return _Move.apply(torch.cat(out), places.inverse, places.index, places.held)[None], None
     return forward
 
 # %% ../nbs/02g_fast.ipynb #4a57f620
@@ -299,6 +288,7 @@ def _host(store, known=weakref.WeakKeyDictionary()):
         known[store] = here(store.tokens), here(store.offsets), here(store.labels), here(store.type_ids)
     return known[store]
 
+# %% ../nbs/02g_fast.ipynb #70bd952b
 @patch
 def put(self: StaticBatch, store: TokenStore,
     placed: list[np.ndarray], # row numbers in each of the slots
@@ -329,6 +319,7 @@ def put(self: StaticBatch, store: TokenStore,
     self.device.copy_(self.hosts[self.turn], non_blocking=True)
     if self.device.is_cuda: self.events[self.turn] = torch.cuda.Event(); self.events[self.turn].record()
 
+# %% ../nbs/02g_fast.ipynb #a074a7cb
 @patch
 def _put_labels(self: StaticBatch, out, labels, rows, seats, source, where):
     if self.floats: out = out.view(np.float32)
@@ -657,6 +648,7 @@ def shapes_for(self: FastEngine, store: TokenStore, rows: int) -> tuple[Shape, .
         self.known[key] = choose_shapes(store.lengths, per, self.most, **self.ladder) if placed else padded_shapes(store.lengths, per)
     return self.known[key].value
 
+# %% ../nbs/02g_fast.ipynb #5da389cb
 @patch
 def _ready(self: FastEngine, store, rows, weight):
     "The micro-batches of a step, all of them built: before the first runs, since building clears gradients"
@@ -690,6 +682,7 @@ def _lower(self: FastEngine, exc) -> bool: # whether there is something to try
     self.optimizer.zero_grad(); self.total.zero_()
     return True
 
+# %% ../nbs/02g_fast.ipynb #392440ef
 @patch
 def step(self: FastEngine,
     store: TokenStore, # on any device; its arrays are read in host memory
