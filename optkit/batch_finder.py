@@ -91,6 +91,7 @@ def _rest(probes, line):
     "Fragmentation and other processes, at the sizes of the line: elsewhere it may have been another's moment"
     return max((p.peak_bytes - p.allocated_bytes for p in probes if p.peak_bytes and p.batch in (line[0][0], line[1][0])), default=0)
 
+# %% ../nbs/02_batch_finder.ipynb #ea2db234
 def predict_limit(
     probes: list[Probe], # what was tried
     budget: float # bytes that may be used

@@ -413,6 +413,7 @@ def step(self: FlatAdamW, closure=None):
         values['step'] += 1
         self.update(*flat.values(), values['step'], group['lr'], values['weight_decay'], values['beta1'], values['beta2'], values['eps'], factor)
 
+# %% ../nbs/02g_fast.ipynb #4edad035
 @patch
 def attach(self: FlatAdamW):
     "Point gradients at the long arrays again, should something have put others in their place"
@@ -461,6 +462,7 @@ def padded_shapes(
     ladder = length_ladder(int(np.max(lengths)))
     return Choice(tuple(Shape(((max(1, min(rows, tokens // l)), l),)) for l in ladder), f'{len(ladder)} lengths, up to {tokens:,} tokens at once')
 
+# %% ../nbs/02g_fast.ipynb #8b84bec9
 class FastEngine(Engine):
     "An engine whose steps are built once for a few shapes"
     def __init__(self, model, precision, # as of `Engine`
@@ -507,6 +509,7 @@ def _update(self: FastEngine):
     else: self._update_now()
     self.grad_norm = self.optimizer.norm if self.max_grad_norm else None
 
+# %% ../nbs/02g_fast.ipynb #34236a3f
 @patch
 def set(self: FastEngine, **values):
     "Values of the next steps, see `Engine.set`; they go into tensors that the graphs read"

@@ -180,6 +180,7 @@ def with_adapter(
         try: return get_peft_model(model, settings)
         except ValueError as exc: raise InputError(f'no {config.adapter} adapter for {type(model).__name__}: {str(exc).splitlines()[0][:200]}') from None
 
+# %% ../nbs/03_trainer.ipynb #77b0f78c
 def make_engine(
     model, # of transformers, or of peft around one
     config: TrainConfig,
