@@ -132,8 +132,23 @@ def warm(name, work, count):
 def settings(explore):
     "Our own settings"
     if not explore: return {'optkit': dict()}
-    return {'graphs only': dict(layers=False), 'layer, octave 2': dict(), 'layer, octave 1, 64': dict(octave=1, least=64), 'apart, octave 1, 64': dict(octave=1, least=64, apart=True),
-            'apart, dynamic': dict(apart=True, dynamic=True), 'one shape': dict(most=1, octave=1, least=64)}
+    few = dict(octave=1, least=64)
+    return {'graphs only': few | dict(layers=False), '2 shapes': few | dict(most=2), '2 shapes fused': few | dict(most=2, fused=True), '2 shapes apart': few | dict(most=2, apart=True),
+            '2 shapes apart fused': few | dict(most=2, apart=True, fused=True), '4 shapes fused': few | dict(fused=True), '4 shapes': few, 'finer fused': dict(fused=True)}
+
+
+def kernels(work, count, top=25):
+    "Time of each kind of kernel in `count` steps: where a step's time goes"
+    from torch.profiler import ProfilerActivity, profile
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        start = time.perf_counter()
+        work(count)
+        torch.cuda.synchronize()
+        took = time.perf_counter() - start
+    rows = sorted(((e.device_time_total, e.count, e.key) for e in prof.key_averages()), reverse=True)
+    print(f'{count} steps in {1e3 * took:.1f} ms, kernels {sum(r[0] for r in rows) / 1e3:.1f} ms')
+    for us, calls, key in rows[:top]: print(f'{us / 1e3:9.2f} ms {calls:6} x {key[:110]}', flush=True)
 
 
 def main():
@@ -141,6 +156,7 @@ def main():
     parser.add_argument('--shape', choices=('w1', 'bert'), default='w1')
     parser.add_argument('--explore', action='store_true')
     parser.add_argument('--small', action='store_true')
+    parser.add_argument('--kernels', action='store_true', help='also list the kernels of 8 steps of each of our variants')
     parser.add_argument('--only', default='', help='comma-separated names of variants')
     parser.add_argument('--budget', type=float, default=150., help='seconds of the comparison')
     parser.add_argument('--per-round', type=int, default=8, help='steps of each variant in a round')
@@ -170,6 +186,9 @@ def main():
     tokens = float(store.lengths.mean()) * ROWS * args.per_round
     flops = training_flops(model(), store.lengths) / len(store) * ROWS * args.per_round
     for n in result.names: print(f'{n:28}{ROWS * args.per_round / float(np.median(result.seconds[n])):8.0f} seq/s', flush=True)
+    if args.kernels and hw.device == 'cuda':
+        for n, w in works.items():
+            if isinstance(w, Ours): print(n); kernels(w, 8)
     if args.explore: return
     rows = []
     for n in result.names:

@@ -146,59 +146,79 @@ class _Move(torch.autograd.Function):
 
 class Places:
     "What attention modules read while a shape runs; without slots they are as transformers has them"
-    slots, attend = (), None # `attend`: a compiled form of the function that one length goes through; None: as it is
+    slots, attend, fused = (), None, False # `attend`: a compiled form of the function that one length goes through; None: as it is
 
-def _spread_attention(cls, attend):
-    "`cls` with a forward that goes by `places`"
-    def forward(self, hidden_states, attention_mask=None, *args, **kwargs):
-        places = self.places
-        if not places.slots: return cls.forward(self, hidden_states, attention_mask, *args, **kwargs)
-        padded, out, at = _Move.apply(hidden_states[0], places.index, places.inverse, places.real), [], 0
-        for number, (rows, length) in enumerate(places.slots):
-            part = padded[at:at + rows * length].view(rows, length, -1)
-            out.append(attend(self, cls, number, part, *args, **kwargs).reshape(rows * length, -1))
-            at += rows * length
-        return _Move.apply(torch.cat(out), places.inverse, places.index, places.held)[None], None
-    return forward
+def _bert_in_places(self, cls, hidden_states, attention_mask=None, *args, **kwargs):
+    places, out = self.places, []
+    padded = _Move.apply(hidden_states[0], places.index, places.inverse, places.real)
+    for (rows, length), mask, part in zip(places.slots, places.masks, padded.split([n * l for n, l in places.slots])):
+        out.append((places.attend or _own)(cls, self, part.view(rows, length, -1), mask, args, kwargs).reshape(rows * length, -1))
+    return _Move.apply(torch.cat(out), places.inverse, places.index, places.held)[None], None
 
-# %% ../nbs/02g_fast.ipynb #4a57f620
 def _own(cls, module, part, mask, args, kwargs): return cls.forward(module, part, mask, *args, **kwargs)[0]
 
-def _attend_bert(self, cls, number, part, *args, **kwargs):
-    return (self.places.attend or _own)(cls, self, part, self.places.masks[number], args, kwargs)
+# %% ../nbs/02g_fast.ipynb #4a57f620
+def _skew(table, shift):
+    "Columns of distances [..., l, 2l] as columns of tokens [..., l, l]: entry (i, j) is (i, j - i + shift)"
+    l = table.shape[-2]
+    return table.flatten(-2)[..., shift:shift + l * (2 * l - 1)].unflatten(-1, (l, 2 * l - 1))[..., :l]
 
-def _attend_deberta(self, cls, number, part, output_attentions=False, query_states=None, relative_pos=None, rel_embeddings=None):
-    reach, full = self.places.reach[number], self.pos_ebd_size
-    own = dict(relative_pos=self.places.relative[number], rel_embeddings=rel_embeddings[full - reach:full + reach])
-    return (self.places.attend or _own)(cls, self.copies[reach], part, self.places.masks[number], (), own)
+def _disentangled(q, k, v, mask, pos_key, pos_query, heads, factor, dropout, fused=False):
+    "DeBERTa's attention of rows of one length: q, k, v [rows * l, width]; mask [rows, 1, 1, l]; pos_key, pos_query [2l, width], distances -l to l - 1, or None"
+    n, l = mask.shape[0], mask.shape[-1]
+    q, k, v = (t.view(n, l, heads, -1).permute(2, 0, 1, 3).contiguous() for t in (q, k, v)) # heads first: the products with positions are then one for each head
+    table = lambda t: t.view(2 * l, heads, -1).permute(1, 2, 0)
+    bias = q.new_zeros(heads, 1, 1, 1)
+    if pos_key is not None: bias = bias + _skew((q.flatten(1, 2) @ table(pos_key.flip(0))).unflatten(1, (n, l)), l - 1)
+    if pos_query is not None: bias = bias + _skew((k.flatten(1, 2) @ table(pos_query)).unflatten(1, (n, l)), l).transpose(-1, -2)
+    if fused:
+        bias = (bias * factor).expand(heads, n, l, l).masked_fill(~mask[:, 0], torch.finfo(q.dtype).min)
+        out = F.scaled_dot_product_attention(*(t.transpose(0, 1) for t in (q, k, v)), attn_mask=bias.transpose(0, 1), dropout_p=dropout, scale=factor).transpose(0, 1)
+    else:
+        scores = ((q @ k.transpose(-1, -2) + bias) * factor).masked_fill(~mask[:, 0], torch.finfo(q.dtype).min)
+        out = F.dropout(scores.softmax(-1, dtype=torch.float32), dropout, dropout > 0).to(v.dtype) @ v
+    return out.permute(1, 2, 0, 3).reshape(n * l, -1)
 
+# %% ../nbs/02g_fast.ipynb #4a57f621
+def _deberta_in_places(self, cls, hidden_states, attention_mask=None, output_attentions=False, query_states=None, relative_pos=None, rel_embeddings=None):
+    places, sizes = self.places, [n * l for n, l in self.places.slots]
+    there = lambda tokens: _Move.apply(tokens[0], places.index, places.inverse, places.real).split(sizes)
+    q, k, v = there(self.query_proj(hidden_states if query_states is None else query_states)), there(self.key_proj(hidden_states)), there(self.value_proj(hidden_states))
+    pos_key = pos_query = None
+    kinds = [t for t in ('c2p', 'p2c') if self.relative_attention and t in self.pos_att_type]
+    if kinds: positions = self.pos_dropout(rel_embeddings[:2 * self.pos_ebd_size])
+    if 'c2p' in kinds: pos_key = (self.key_proj if self.share_att_key else self.pos_key_proj)(positions)
+    if 'p2c' in kinds: pos_query = (self.query_proj if self.share_att_key else self.pos_query_proj)(positions)
+    factor = 1 / math.sqrt(self.attention_head_size * (1 + sum(t in self.pos_att_type for t in ('c2p', 'p2c'))))
+    at = lambda table, e: None if table is None else e.to(table.dtype) @ table
+    out = [(places.attend or _disentangled)(*parts, mask, at(pos_key, e), at(pos_query, e), self.num_attention_heads, factor, self.dropout.p if self.training else 0., places.fused)
+           for *parts, mask, e in zip(q, k, v, places.masks, places.distances)]
+    return _Move.apply(torch.cat(out), places.inverse, places.index, places.held)[None], None
+
+@torch.no_grad()
+def _distances(module, length, device):
+    "Which entry of the position table each distance -length to length - 1 has, as rows with a single 1: [2 length, entries]"
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+    if not module.relative_attention: return torch.zeros(2 * length, 0, device=device)
+    far = torch.arange(-length, length, device=device)
+    if module.position_buckets > 0: far = make_log_bucket_position(far, module.position_buckets, module.max_relative_positions).long()
+    span = module.pos_ebd_size
+    return F.one_hot((far + span).clamp(0, 2 * span - 1), 2 * span).float()
+
+# %% ../nbs/02g_fast.ipynb #4a57f622
 def attention_kind(module) -> str | None: # 'bert', 'deberta' or None
     "Whether an attention module can be given places"
     cls, home = type(module).__name__, type(module).__module__
-    if cls == 'DisentangledSelfAttention' and home.endswith('deberta_v2.modeling_deberta_v2'): return 'deberta' if module.relative_attention and module.position_buckets > 0 else None
+    if cls == 'DisentangledSelfAttention' and home.endswith('deberta_v2.modeling_deberta_v2'): return 'deberta'
     return 'bert' if cls.endswith('SelfAttention') and hasattr(module, 'is_causal') and not module.is_causal and all(hasattr(module, n) for n in ('query', 'key', 'value')) else None
 
 @lru_cache(maxsize=None)
 def _with_places(cls, kind, apart=False):
-    forward = _spread_attention(cls, _attend_bert if kind == 'bert' else _attend_deberta)
+    inside = _bert_in_places if kind == 'bert' else _deberta_in_places
+    def forward(self, *args, **kwargs): return inside(self, cls, *args, **kwargs) if self.places.slots else cls.forward(self, *args, **kwargs)
     return type(cls.__name__, (cls,), dict(forward=torch.compiler.disable(forward) if apart else forward)) # `apart`: the compiler of a layer stops here
 
-@torch.no_grad()
-def _relative(module, length, device):
-    "Relative positions [1, length, length] in buckets, and how far from the middle of the table they reach"
-    from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
-    one = torch.zeros(length, 1, device=device)
-    found = build_relative_position(one, one, bucket_size=module.position_buckets, max_position=module.max_relative_positions)
-    return found, min(module.pos_ebd_size, math.ceil((int(found.abs().max()) + 1) / 16) * 16)
-
 # %% ../nbs/02g_fast.ipynb #095ef0cb
-def _reaching(module, reach):
-    "The same module, weights included, with a smaller table of positions"
-    import copy
-    clone = copy.copy(module)
-    clone.pos_ebd_size = reach
-    return clone
-
 class PlacedPacking(Packing):
     "Calls a model on rows in places as if each came alone"
     def __init__(self, model, store_task: str):
@@ -211,11 +231,11 @@ class PlacedPacking(Packing):
         for m in self.modules: m.places = self.places
 
     @contextmanager
-    def switched(self, attend=None): # a compiled `_own`; None: attention is compiled with its layer, if at all
+    def switched(self, attend=None): # what compiles a function of one length; None: attention is compiled with its layer, if at all
         "The attention modules go by places inside"
         own = [(m, type(m)) for m in self.modules]
         for m, cls in own: m.__class__ = _with_places(cls, attention_kind(m), attend is not None)
-        self.places.attend = attend
+        self.places.attend = attend and attend(_own if 'bert' in self.kinds else _disentangled)
         try: yield
         finally:
             self.places.attend = None
@@ -238,11 +258,8 @@ def set_places(self: PlacedPacking, shape: Shape, inputs: dict):
         p.masks = [torch.zeros(m.shape, device=device).masked_fill_(~m, torch.finfo(torch.float32).min) for m in p.masks]
     if 'deberta' in self.kinds:
         for _, l in shape.slots:
-            if l not in self.known: self.known[l] = _relative(self.modules[0], l, device)
-        p.relative, p.reach = [self.known[l][0] for _, l in shape.slots], [self.known[l][1] for _, l in shape.slots]
-        for m in self.modules:
-            copies = m.__dict__.setdefault('copies', {})
-            for reach in p.reach: copies.setdefault(reach, _reaching(m, reach))
+            if l not in self.known: self.known[l] = _distances(self.modules[0], l, device)
+        p.distances = [self.known[l] for _, l in shape.slots]
 
 @patch
 def __call__(self: PlacedPacking, inputs: dict): # see `StaticBatch.inputs`
@@ -472,12 +489,13 @@ class FastEngine(Engine):
         graphs: bool | None = None, # capture CUDA graphs; None: on a GPU
         layers: bool | None = None, # compile each layer; None: on a GPU
         apart: bool = False, # compile the attention of each length by itself, and the rest of a layer once for all shapes
+        fused: bool = False, # torch's fused attention, its bias as a table
         dynamic: bool | None = None, # of torch.compile: True: one compilation for all shapes, None: as torch decides
         **kwargs # of `Engine`
     ):
         super().__init__(model, precision, **kwargs)
         cuda = self.device.type == 'cuda'
-        self.at_once, self.most, self.ladder, self.dynamic, self.apart = at_once, most, dict(least=least, octave=octave), dynamic, apart
+        self.at_once, self.most, self.ladder, self.dynamic, self.apart, self.fused = at_once, most, dict(least=least, octave=octave), dynamic, apart, fused
         self.graphs, self.layers = cuda if graphs is None else graphs, cuda if layers is None else layers
         if self.graphs and not cuda: raise InputError(f'CUDA graphs need a GPU, the device is {self.device.type}; leave graphs out')
         self.reason = fast_problem(self.kind, self.scaler is not None, self.ranks is not None, kwargs.get('checkpointing', 'off'), not hasattr(self, 'start'), {p.dtype for _, p in self._trained()})
@@ -544,7 +562,7 @@ def _switched(self: FastEngine, call, compiled=True):
     import types
     base = getattr(self.model, getattr(self.model, 'base_model_prefix', '') or ' ', self.model)
     layers = _same_layers(base) if self.layers and compiled else []
-    if layers and '_compiled' not in self.__dict__: self._compiled, self._attend = torch.compile(type(layers[0]).forward, dynamic=self.dynamic), torch.compile(_own, dynamic=self.dynamic) if self.apart else None
+    if layers and '_compiled' not in self.__dict__: self._compiled, self._attend = torch.compile(type(layers[0]).forward, dynamic=self.dynamic), lru_cache(partial(torch.compile, dynamic=self.dynamic)) if self.apart else None
     limit = torch._dynamo.config.patch(recompile_limit=64) if layers else nullcontext()
     cached = torch.is_autocast_cache_enabled()
     try:
@@ -564,8 +582,12 @@ def _capture(self: FastEngine, work):
     with torch.cuda.stream(side):
         for _ in range(2): work()
     here.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=self.pool, capture_error_mode='thread_local'): work()
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.collect(); gc.disable() # a graph of an engine that is gone must not be taken apart while this one is captured
+    try:
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode='thread_local'): work()
+    finally:
+        if collects: gc.enable()
     torch.cuda.set_rng_state(state, self.device)
     return graph
 
@@ -630,6 +652,7 @@ def call_for(self: FastEngine, store: TokenStore):
         if store.targets is None:
             try:
                 call = PlacedPacking(self.model, store.task)
+                call.places.fused = self.fused
                 problem = places_problem(self, call, store)
             except InputError as exc: problem = str(exc)
             except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as exc: # a model that wants something else of its inputs
@@ -749,7 +772,16 @@ def _build_forward(self: FastEngine, shape, store, call, placed):
 def predict(self: FastEngine, store: TokenStore, rows: np.ndarray, batch: int = 64, on_device: bool = True): # as of `Engine.predict`
     "Outputs of rows, in their order, see `Engine.predict`"
     rows = np.asarray(rows)
-    if self.reason or not self.forward_in_places or store.targets is not None or not isinstance(self.call_for(store), PlacedPacking): return Engine.predict(self, store, rows, batch, on_device)
+    if not self.reason and self.forward_in_places and store.targets is None and isinstance(self.call_for(store), PlacedPacking):
+        try: return self._predict_in_places(store, rows, on_device)
+        except Exception as exc: # as in training: with a note, the plain way
+            traceback.clear_frames(exc.__traceback__)
+            self.forward_in_places, self.built = False, {k: v for k, v in self.built.items() if len(k) == 2}
+            self.notes.append(f'evaluation is plain: {type(exc).__name__}: {(str(exc).splitlines() or [""])[0][:200]}')
+    return Engine.predict(self, store, rows, batch, on_device)
+
+@patch
+def _predict_in_places(self: FastEngine, store, rows, on_device):
     call, out = self.call_for(store), []
     self.model.eval()
     with self.averaged():

@@ -41,7 +41,10 @@ def losses(engine, store=STORE, effective=8, epochs=1, lr=3e-3, layout='sorted',
 
 
 def same_weights(a, b, rtol=2e-3, atol=2e-4):
-    for (n, p), (_, q) in zip(a.named_parameters(), b.named_parameters()): torch.testing.assert_close(p, q, rtol=rtol, atol=atol, msg=lambda m: f'{n}: {m}')
+    "Adam divides by the size of a gradient, so weights whose gradient is about 0 may go either way: one in a thousand may be off by more, as seen on a GPU"
+    for (n, p), (_, q) in zip(a.named_parameters(), b.named_parameters()):
+        off = (p - q).abs() > atol + rtol * q.abs()
+        assert off.float().mean() <= (1e-3 if p.is_cuda else 0) and (p - q).abs().max() < .02, f'{n}: {int(off.sum())} of {off.numel()} weights differ, by up to {(p - q).abs().max():.2g}'
 
 
 # shapes
@@ -135,12 +138,31 @@ def test_places_that_are_wrong_are_seen():
     assert engine.call_for(STORE) is engine.model and 'differ' in engine.notes[0]
 
 
-def test_a_short_place_uses_only_its_part_of_the_position_table():
-    engine = Fast(model_of('deberta, wide table'), FP32)
-    losses(engine)
-    call = engine.call_for(STORE)
-    assert {r for r in call.modules[0].copies} > {48} or min(call.modules[0].copies) < 64
-    assert set(call.model.state_dict()) == set(model_of('deberta, wide table').state_dict())  # copies are no weights of their own
+@pytest.mark.parametrize('kind', [dict(), dict(position_buckets=-1), dict(pos_att_type=['c2p']), dict(pos_att_type=['p2c']), dict(share_att_key=False), dict(relative_attention=False), dict(position_buckets=8)], ids=str)
+def test_attention_of_places_is_that_of_transformers(kind):
+    "Outputs and gradients in float64, both ways of computing it"
+    from types import SimpleNamespace
+    from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Config, DisentangledSelfAttention
+    from optkit.fast import _deberta_in_places, _distances, attention_kind
+    torch.manual_seed(0)
+    config = DebertaV2Config(hidden_size=24, num_attention_heads=3, hidden_dropout_prob=0., attention_probs_dropout_prob=0., max_position_embeddings=80, max_relative_positions=-1,
+                             **dict(relative_attention=True, position_buckets=16, pos_att_type=['p2c', 'c2p'], share_att_key=True) | kind)
+    module = DisentangledSelfAttention(config).double()
+    rows, length = 3, 40
+    hidden, table = torch.randn(rows, length, 24, dtype=torch.float64, requires_grad=True), torch.randn(2 * getattr(module, 'pos_ebd_size', 1), 24, dtype=torch.float64, requires_grad=True)
+    held = torch.arange(length) < torch.tensor([40, 7, 23])[:, None]
+    mask = held[:, None, None]
+    sent = torch.randn(rows, length, 24, dtype=torch.float64) * held[..., None]
+    def grads(out): return [torch.zeros(()) if g is None else g for g in torch.autograd.grad((out * sent).sum(), [hidden, table, *module.parameters()], allow_unused=True)]
+    plain = module(hidden, mask, rel_embeddings=table)[0]
+    want = grads(plain)
+    every = torch.arange(rows * length)
+    for fused in (False, True):
+        module.places = SimpleNamespace(slots=((rows, length),), masks=[mask], distances=[_distances(module, length, 'cpu')], index=every, inverse=every, real=torch.ones(len(every), dtype=bool), held=torch.ones(len(every), dtype=bool), attend=None, fused=fused)
+        found = _deberta_in_places(module, DisentangledSelfAttention, hidden.flatten(0, 1)[None], rel_embeddings=table)[0].view(rows, length, -1)
+        torch.testing.assert_close(found[held], plain[held], rtol=1e-6, atol=1e-7)
+        for a, b in zip(grads(found), want): torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    assert attention_kind(module) == 'deberta'
 
 
 def test_the_model_is_as_it_was_between_steps():
@@ -324,7 +346,7 @@ def test_weights_are_windows_and_saved_as_before(tmp_path):
     losses(engine)
     engine.model.save_pretrained(tmp_path)
     back = tf.BertForSequenceClassification.from_pretrained(tmp_path)
-    for (n, p), (_, q) in zip(engine.model.named_parameters(), back.named_parameters()): assert torch.equal(p, q), n
+    for (n, p), (_, q) in zip(engine.model.named_parameters(), back.named_parameters()): assert torch.equal(p.cpu(), q), n
     assert all(p.data_ptr() == w for p, w in zip(engine.optimizer.param_groups[0]['params'], [p.data_ptr() for p in engine.optimizer.param_groups[0]['params']]))
     flat = engine.optimizer.flat[0]['p']
     flat.add_(1.)
@@ -372,6 +394,15 @@ def test_a_compiler_that_fails_is_left_out(monkeypatch):
     fast.layers = True
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)
     assert not fast.layers and 'not compiled' in repr(fast)
+
+
+def test_an_evaluation_that_cannot_be_captured_is_plain(monkeypatch):
+    plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
+    fast.forward_in_places = True
+    monkeypatch.setattr(FastEngine, '_build_forward', lambda *a: (_ for _ in ()).throw(RuntimeError('not in a capture')))
+    torch.testing.assert_close(plain.predict(STORE, np.arange(9)), fast.predict(STORE, np.arange(9)), rtol=1e-5, atol=1e-6)
+    assert 'evaluation is plain: RuntimeError: not in a capture' in repr(fast) and not fast.forward_in_places
+    np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)  # training is what it was
 
 
 def test_an_error_of_the_step_itself_is_raised(monkeypatch):

@@ -10,7 +10,7 @@ notebook or the beginning of its name: `02`, `02_batch_finder`, `nbs/02_batch_fi
 plain Python, print what they print, and nothing is stored but what they write themselves.
 --cells "ID ID" takes only these of the cells with a flag.
 """
-import argparse, json, os, re, sys, time
+import argparse, json, os, re, sys, time, types
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -92,7 +92,9 @@ def plain(path, skip, chosen):
     "Run the cells of the notebook at `path` in this process, in a namespace of its own, and store nothing"
     import matplotlib
     matplotlib.use('Agg')
-    start, names = time.time(), dict(__name__='__main__', display=print)
+    start, sys.modules['__main__'] = time.time(), types.ModuleType('__main__') # what looks names up in the main module (pickle, the compiler) finds the cells' names
+    names = sys.modules['__main__'].__dict__
+    names['display'] = print
     os.chdir(path.parent)
     for cell in json.loads(path.read_text('utf-8'))['cells']:
         source = ''.join(cell['source'])
