@@ -132,9 +132,7 @@ def warm(name, work, count):
 def settings(explore):
     "Our own settings"
     if not explore: return {'optkit': dict()}
-    few = dict(octave=1, least=64)
-    return {'graphs only': few | dict(layers=False), '2 shapes': few | dict(most=2), '2 shapes fused': few | dict(most=2, fused=True), '2 shapes apart': few | dict(most=2, apart=True),
-            '2 shapes apart fused': few | dict(most=2, apart=True, fused=True), '4 shapes fused': few | dict(fused=True), '4 shapes': few, 'finer fused': dict(fused=True)}
+    return {'graphs only': dict(layers=False), 'static': dict(dynamic=None), 'dynamic': dict(), 'two shapes': dict(most=2), 'finer': dict(octave=2)}
 
 
 def kernels(work, count, top=25):

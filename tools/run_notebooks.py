@@ -10,7 +10,7 @@ notebook or the beginning of its name: `02`, `02_batch_finder`, `nbs/02_batch_fi
 plain Python, print what they print, and nothing is stored but what they write themselves.
 --cells "ID ID" takes only these of the cells with a flag.
 """
-import argparse, json, os, re, sys, time, types
+import argparse, json, linecache, os, re, sys, time, types
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -101,7 +101,9 @@ def plain(path, skip, chosen):
         flags = set(re.findall(r'^#\|\s*(\w+)', source, re.M))
         if cell['cell_type'] != 'code' or flags & skip or 'eval' in flags: continue
         if chosen and flags & tst_flags() and cell['id'] not in chosen: continue
-        exec(compile(source, f"{path.name}, cell {cell['id']}", 'exec'), names)
+        name = f"{path.name}, cell {cell['id']}"
+        linecache.cache[name] = len(source), None, source.splitlines(True), name # so that Triton finds the source of a kernel
+        exec(compile(source, name, 'exec'), names)
         sys.modules['matplotlib.pyplot'].close('all') if 'matplotlib.pyplot' in sys.modules else None
     print(f'{path.name}: {time.time() - start:.0f} s', flush=True)
 
