@@ -69,14 +69,24 @@ def collate(rows, multiple):
 
 
 class Gate(transformers.TrainerCallback):
-    "Stops a Trainer after every few steps, until it may go on"
-    def __init__(self): self.allowed, self.go, self.done, self.failed = 0, threading.Semaphore(0), threading.Semaphore(0), None
+    "Lets a Trainer take as many steps as are allowed, and no more"
+    def __init__(self): self.allowed, self.steps, self.turn, self.failed = 0, 0, threading.Condition(), None
     def on_step_begin(self, args, state, control, **kwargs):
-        if self.allowed: return
-        self.go.acquire()
+        with self.turn: self.turn.wait_for(lambda: self.allowed)
     def on_step_end(self, args, state, control, **kwargs):
-        self.allowed -= 1
-        if not self.allowed: torch.cuda.synchronize() if torch.cuda.is_available() else None; self.done.release()
+        if torch.cuda.is_available() and self.allowed == 1: torch.cuda.synchronize()
+        with self.turn:
+            self.allowed, self.steps = self.allowed - 1, self.steps + 1
+            self.turn.notify_all()
+    def let(self, count):
+        with self.turn:
+            self.allowed, before = count, self.steps
+            self.turn.notify_all()
+            self.turn.wait_for(lambda: self.failed or not self.allowed)
+        if self.failed: raise self.failed
+        assert self.steps == before + count
+    def fail(self, exc):
+        with self.turn: self.failed = exc; self.turn.notify_all()
 
 
 class Peer:
@@ -92,11 +102,8 @@ class Peer:
         threading.Thread(target=self._train, daemon=True).start()
     def _train(self):
         try: self.trainer.train()
-        except BaseException as exc: self.gate.failed = exc; self.gate.done.release()
-    def __call__(self, count):
-        self.gate.allowed = count
-        self.gate.go.release(); self.gate.done.acquire()
-        if self.gate.failed: raise self.gate.failed
+        except BaseException as exc: self.gate.fail(exc)
+    def __call__(self, count): self.gate.let(count)
 
 
 class Ours:
@@ -176,7 +183,7 @@ def main():
             work = make()
             made = time.perf_counter() - start
             print(f'{name}: made in {made:.1f} s', flush=True)
-            builds[name] = dict(made_s=made, **warm(name, work, 4 if args.small else 60))
+            builds[name] = dict(made_s=made, **warm(name, work, 4 if args.small else 40))
             works[name] = work
             if isinstance(work, Ours) and isinstance(work.engine, FastEngine): print(' ', work.engine, *work.engine.shapes_for(store, ROWS), sep='\n    ', flush=True)
         except Exception as exc: print(f'{name}: {type(exc).__name__}: {str(exc)[:600]}', flush=True)
@@ -197,7 +204,7 @@ def main():
     if args.small: print('not written: a tiny model'); return
     save_records(f'bench/results/{name}-{hw.card}.json', rows, hw, 'python bench/peers.py' + (f' --shape {args.shape}' if args.shape != 'w1' else ''), stopped=result.stopped, confidence=result.confidence,
                  workload=f'{"DeBERTa-v3-base" if args.shape == "w1" else "BERT-base"} shape, random start, bf16, {ROWS} rows a step, lognormal lengths 16..512, AdamW, clip 1; seconds are of {args.per_round} steps',
-                 note='peers group batches by length (changes training), ours are exact; build: seconds to make it, from there to the first step, and to 61 steps')
+                 note='peers group batches by length (changes training), ours are exact; build: seconds to make it, from there to the first step, and to 41 steps')
 
 
 if __name__ == '__main__':
