@@ -169,6 +169,7 @@ def set_places(self: PlacedPacking, shape: Shape, inputs: dict):
     p.held = torch.cat([h.flatten() for h in held])
     seen = [torch.arange(l, device=device) < inputs['lengths'][a:a + n, None].clamp(min=1) for (n, l), a in zip(shape.slots, ends)] # an empty place sees its first token: no row of a softmax is empty
     p.masks = seen
+    p.use()
     if self.relative is not None:
         if shape.slots not in self.known: self.known[shape.slots] = position_rows(self.relative, [l for _, l in shape.slots], device)
         p.far, p.onehot = self.known[shape.slots]
@@ -390,7 +391,7 @@ class FastEngine(Engine):
         least: int = 32, octave: int = 1, # of `length_ladder`
         graphs: bool | None = None, # capture CUDA graphs; None: on a GPU
         layers: bool | None = None, # compile each layer; None: on a GPU
-        dynamic: bool | None = True, # of torch.compile: True: one compilation for all shapes, None: as torch decides
+        dynamic: bool = True, # compile once for any number of tokens; False: as torch decides
         **kwargs # of `Engine`
     ):
         super().__init__(model, precision, **kwargs)
@@ -455,6 +456,13 @@ def set_lr(self: FastEngine, lr: float):
         else: group['lr'] = lr
 
 # %% ../nbs/02h_fast.ipynb #dec91cf2
+def _any_tokens(forward):
+    "`forward` of a layer, compiled for any number of tokens where they lie end to end: [1, tokens, width]"
+    def call(self, hidden_states, *args, **kwargs):
+        if len(hidden_states) == 1: torch._dynamo.maybe_mark_dynamic(hidden_states, 1)
+        return forward(self, hidden_states, *args, **kwargs)
+    return call
+
 def _same_layers(base):
     "The longest list of layers of one class in a model"
     lists = [m for m in base.modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 1 and len({type(l) for l in m}) == 1]
@@ -467,7 +475,7 @@ def _switched(self: FastEngine, call, compiled=True):
     import types
     base = getattr(self.model, getattr(self.model, 'base_model_prefix', '') or ' ', self.model)
     layers = _same_layers(base) if self.layers and compiled else []
-    if layers and '_compiled' not in self.__dict__: self._compiled = torch.compile(type(layers[0]).forward, dynamic=self.dynamic)
+    if layers and '_compiled' not in self.__dict__: self._compiled = _any_tokens(torch.compile(type(layers[0]).forward)) if self.dynamic else torch.compile(type(layers[0]).forward)
     limit = torch._dynamo.config.patch(recompile_limit=64) if layers else nullcontext()
     cached = torch.is_autocast_cache_enabled()
     try:
@@ -509,7 +517,7 @@ def _work(self: FastEngine, static, call):
     loss = masked_loss(static.task, logits.float(), labels, held, self.smoothing, self.weights if static.task != 'causal' else torch.ones(1, device=self.device)) / weight
     loss.backward()
     self.total += loss.detach()
-    if isinstance(call, PlacedPacking): call.places.slots = ()
+    if isinstance(call, PlacedPacking): call.places.on = False
 
 @patch
 def _build(self: FastEngine, shape, store, call, placed, weight):
@@ -544,7 +552,7 @@ def places_problem(engine, call: PlacedPacking, store: TokenStore) -> str: # '':
             inputs = static.inputs()
             call.set_places(shape, inputs)
             found = call(inputs).float()[[0, 2, 3]]
-    finally: call.places.slots = (); engine.model.train(training)
+    finally: call.places.on = False; engine.model.train(training)
     off = (found - plain).abs().max().item() / max(plain.abs().max().item(), 1e-6)
     return '' if off < (1e-4 if next(engine.model.parameters()).dtype == torch.float32 else 3e-2) else f'logits of rows in places differ from those of a padded batch by {off:.1g} of their size'
 
@@ -659,7 +667,7 @@ def _build_forward(self: FastEngine, shape, store, call, placed):
         inputs = static.inputs()
         call.set_places(shape, inputs)
         with torch.no_grad(), self.precision.autocast(): logits = call(inputs).float()
-        call.places.slots = ()
+        call.places.on = False
         if 'out' in found: found['out'].copy_(logits)
         else: found['out'] = logits.clone()
     def run():
