@@ -1,0 +1,137 @@
+"Attention in places: tables of distances against lookups, gradients, dropout, the kernels (interpreted where there is no GPU), what the compiler sees"
+import math, os, subprocess, sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as tf
+from hypothesis import given, settings, strategies as st
+
+from optkit import attention
+from optkit.attention import FARTHEST, Places, _attend, _attend_back, _places_of, attend_in_places, attention_kind, move, pair_bias, pair_bias_back, placed_backward, placed_forward, position_rows, skew
+
+torch.set_num_threads(1)
+
+
+def module_of(width=12, heads=2, **kind):
+    torch.manual_seed(0)
+    from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Config, DisentangledSelfAttention
+    return DisentangledSelfAttention(DebertaV2Config(hidden_size=width, num_attention_heads=heads, hidden_dropout_prob=0., attention_probs_dropout_prob=0., max_position_embeddings=96, max_relative_positions=-1,
+                                                     **dict(relative_attention=True, position_buckets=16, pos_att_type=['p2c', 'c2p'], share_att_key=True) | kind)).double()
+
+
+@given(l=st.integers(1, 40), heads=st.integers(1, 3), rows=st.integers(1, 3), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=30)
+def test_tables_of_distances_are_lookups(l, heads, rows, seed):
+    "Against gather with an index of distances, forwards and backwards"
+    g = torch.Generator().manual_seed(seed)
+    c2p, p2c = (torch.randn(heads, rows, l, 2 * l, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    i, j = torch.arange(l)[:, None], torch.arange(l)
+    looked = c2p.gather(-1, (j - i + l - 1).expand(heads, rows, l, l)) + p2c.gather(-1, (j - i + l).expand(heads, rows, l, l)).transpose(-1, -2)
+    held = torch.arange(l) < torch.randint(1, l + 1, (rows, 1), generator=g)
+    torch.testing.assert_close(pair_bias(c2p, p2c, held), looked.masked_fill(~held[:, None], FARTHEST))
+    sent = torch.randn(heads, rows, l, l, generator=g, dtype=torch.float64)
+    for a, b in zip(torch.autograd.grad((looked * sent).sum(), [c2p, p2c]), pair_bias_back(sent, True, True)): torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize('buckets', [-1, 4, 16, 64])
+def test_entries_of_the_position_table_are_those_of_transformers(buckets):
+    from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
+    module = module_of(position_buckets=buckets)
+    for l in (1, 5, 64, 90):
+        one = torch.zeros(l, 1)
+        theirs = (build_relative_position(one, one, module.position_buckets, module.max_relative_positions)[0] + module.pos_ebd_size).clamp(0, 2 * module.pos_ebd_size - 1)
+        far, onehot = position_rows(module, [l], 'cpu')
+        i, j = torch.arange(l)[:, None], torch.arange(l)
+        assert torch.equal(far[i - j + l], theirs) and torch.equal(onehot.argmax(1), far) and onehot.sum() == 2 * l
+
+
+@pytest.mark.parametrize('dropout', [0., .3])
+def test_the_way_back_of_attention_with_a_bias(dropout):
+    "Against autograd, with what dropout kept given"
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    bias = torch.randn(2, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    out, kept = _attend(q.detach(), k.detach(), v.detach(), bias.detach(), dropout, .5)
+    assert (kept[1] == 0).any() == bool(dropout)
+    again = ((q @ k.transpose(-1, -2) * .5 + bias).softmax(-1) * kept[1]) @ v
+    torch.testing.assert_close(out, again)
+    sent = torch.randn_like(out)
+    for a, b in zip(torch.autograd.grad((again * sent).sum(), [q, k, v, bias]), _attend_back(sent, q.detach(), k.detach(), v.detach(), bias.detach(), out, kept, dropout, .5, True)): torch.testing.assert_close(a, b)
+
+
+def test_rows_do_not_see_each_other():
+    "Other tokens in one row change nothing in the others, nor their gradients"
+    module = module_of()
+    places, tokens = _places_of(module, [20, 11, 7, 3], ((1, 32), (4, 16)), 'cpu')
+    places.onehot = places.onehot.double()
+    places.use()
+    run = lambda qkv: placed_forward(places, qkv, *[torch.ones(2 * module.pos_ebd_size, 12, dtype=torch.float64)] * 2, 2, .3, 0.)
+    torch.manual_seed(1)
+    qkv = torch.randn(tokens, 36, dtype=torch.float64)
+    changed = qkv.clone()
+    changed[:20] = torch.randn(20, 36, dtype=torch.float64)
+    (a, x), (b, y) = run(qkv), run(changed)
+    assert torch.equal(a[20:], b[20:]) and not torch.allclose(a[:20], b[:20])
+    sent = torch.randn_like(a)
+    assert torch.equal(placed_backward(x, sent)[0][20:], placed_backward(y, sent)[0][20:])
+
+
+def test_a_layer_is_one_graph_to_the_compiler():
+    "No break, and no new compilation for other shapes; state of a way back that never came is dropped"
+    import torch._dynamo
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    module = module_of().float()
+    module.__class__ = attention.in_places(type(module), 'deberta')
+    module.places = None
+    compiled = torch.compile(lambda h, t: module(h, rel_embeddings=t)[0], fullgraph=True, backend='aot_eager')
+    table = torch.randn(2 * module.pos_ebd_size, 12)
+    for lengths, slots in (([20, 11, 7], ((1, 32), (2, 16))), ([9, 8], ((2, 16),)), ([30, 30, 2], ((3, 32),))):
+        places, tokens = _places_of(module, lengths, slots, 'cpu')
+        module.places = places
+        places.use()
+        hidden = torch.randn(1, tokens, 12, requires_grad=True)
+        torch._dynamo.maybe_mark_dynamic(hidden, 1)
+        found, want = compiled(hidden, table), module(hidden, rel_embeddings=table)[0]
+        torch.testing.assert_close(found, want)
+        torch.testing.assert_close(*[torch.autograd.grad(o.sum(), hidden)[0] for o in (found, want)])
+    assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 1
+    assert not attention._KEPT
+    module(hidden, rel_embeddings=table)
+    assert attention._KEPT
+    places.use()
+    assert not attention._KEPT
+    with torch.no_grad(): module(hidden, rel_embeddings=table)
+    assert not attention._KEPT
+
+
+def test_kinds():
+    bert = tf.BertModel(tf.BertConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, vocab_size=9))
+    found = {attention_kind(m) for m in bert.modules()}
+    assert found == {'bert', None} and attention_kind(module_of()) == 'deberta'
+    llama = tf.LlamaModel(tf.LlamaConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, vocab_size=9))
+    assert {attention_kind(m) for m in llama.modules()} == {None}
+
+
+@pytest.mark.skipif(attention.triton is None, reason='Triton is not installed')
+def test_kernels_in_the_interpreter():
+    "The same bits as torch's windows, for tiles that do not divide a length; in a process of its own, since Triton decides at import"
+    code = '''
+import torch
+from optkit.attention import _launch_back, _launch_bias, _launch_move, pair_bias, pair_bias_back
+for l in (16, 48, 64):
+    for dtype in (torch.float32, torch.bfloat16):
+        tables, mask = [torch.randn(3, 2, l, 2 * l).to(dtype) for _ in range(2)], torch.arange(l) < torch.tensor([[l], [max(1, l // 3)]])
+        for one, two in ((1, 1), (1, 0), (0, 1)):
+            c2p, p2c = tables[0] if one else None, tables[1] if two else None
+            torch.testing.assert_close(_launch_bias(c2p, p2c, mask), pair_bias(c2p, p2c, mask))
+            grad = torch.randn(2, 3, l, l).to(dtype).transpose(0, 1)
+            for a, b in zip(_launch_back(grad, bool(one), bool(two)), pair_bias_back(grad, bool(one), bool(two))): assert (a is b is None) or torch.equal(a, b)
+        tokens, there, keep = torch.randn(70, 3 * l).to(dtype), torch.randint(70, (90,)), torch.rand(90) < .5
+        assert torch.equal(_launch_move(tokens, there), tokens[there]) and torch.equal(_launch_move(tokens, there, keep), tokens[there] * keep[:, None])
+'''
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=os.environ | dict(TRITON_INTERPRET='1', CUDA_VISIBLE_DEVICES=''), cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stderr[-1500:]
