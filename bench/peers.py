@@ -139,7 +139,7 @@ def warm(name, work, count):
 def settings(explore):
     "Our own settings"
     if not explore: return {'optkit': dict()}
-    return {'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'dynamic': dict(), 'two shapes': dict(most=2), 'finer': dict(octave=2)}
+    return {'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'dynamic': dict(), 'beside': dict(beside=True), 'two shapes': dict(most=2), 'finer': dict(octave=2), 'finer beside': dict(octave=2, beside=True)}
 
 
 def kernels(work, count, top=25):

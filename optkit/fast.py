@@ -391,12 +391,13 @@ class FastEngine(Engine):
         least: int = 32, octave: int = 1, # of `length_ladder`
         graphs: bool | None = None, # capture CUDA graphs; None: on a GPU
         layers: bool | None = None, # compile each layer; None: on a GPU
+        beside: bool = False, # attention of different lengths on streams of their own
         dynamic: bool = True, # compile once for any number of tokens; False: as torch decides
         **kwargs # of `Engine`
     ):
         super().__init__(model, precision, **kwargs)
         cuda = self.device.type == 'cuda'
-        self.at_once, self.most, self.ladder, self.dynamic = at_once, most, dict(least=least, octave=octave), dynamic
+        self.at_once, self.most, self.ladder, self.dynamic, self.beside = at_once, most, dict(least=least, octave=octave), dynamic, beside
         self.graphs, self.layers = cuda if graphs is None else graphs, cuda if layers is None else layers
         if self.graphs and not cuda: raise InputError(f'CUDA graphs need a GPU, the device is {self.device.type}; leave graphs out')
         self.reason = fast_problem(self.kind, self.scaler is not None, self.ranks is not None, kwargs.get('checkpointing', 'off'), not hasattr(self, 'start'), {p.dtype for _, p in self._trained()})
@@ -565,6 +566,7 @@ def call_for(self: FastEngine, store: TokenStore):
         if store.targets is None:
             try:
                 call = PlacedPacking(self.model, store.task)
+                call.places.beside = self.beside
                 problem = places_problem(self, call, store)
             except InputError as exc: problem = str(exc)
             except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as exc: # a model that wants something else of its inputs
