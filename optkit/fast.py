@@ -653,10 +653,12 @@ def _extra(self: FastEngine):
 # %% ../nbs/02h_fast.ipynb #1255f6c9
 def keep_compiled(
     folder # of the run; made when it is missing
-):
-    "Let the compilers of torch and Triton keep what they make in `folder`; call it before the first step"
-    os.makedirs(folder, exist_ok=True)
-    os.environ.update(TORCHINDUCTOR_CACHE_DIR=os.path.join(os.path.abspath(folder), 'inductor'), TRITON_CACHE_DIR=os.path.join(os.path.abspath(folder), 'triton'))
+) -> dict: # folder of each compiler
+    "Let the compilers of torch and Triton keep what they make in `folder`, unless their variables name one; call it before the first step"
+    wanted = dict(TORCHINDUCTOR_CACHE_DIR=os.path.join(os.path.abspath(folder), 'inductor'), TRITON_CACHE_DIR=os.path.join(os.path.abspath(folder), 'triton'))
+    for name, path in wanted.items():
+        if name not in os.environ: os.makedirs(path, exist_ok=True); os.environ[name] = path
+    return {name: os.environ[name] for name in wanted}
 
 # %% ../nbs/02h_fast.ipynb #d8ed44ff
 @patch
