@@ -4,18 +4,21 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'ADAPTERS', 'ATTENTION', 'CLAIM_SWITCHES', 'log', 'CHANGES_NOTHING', 'BUILT_IN', 'Hyperparameters',
-           'TrainConfig', 'lr_factor', 'with_adapter', 'make_engine', 'check_run', 'balanced_weights', 'smaller_pieces',
-           'steadier', 'faster_workers', 'choose_snapshot', 'SpikeWatch', 'Epoch', 'FitResult', 'Position', 'Trainer',
-           'Broken', 'fold_runner', 'FromHF', 'from_hf']
+           'TrainConfig', 'parse_settings', 'lr_factor', 'with_adapter', 'make_engine', 'check_run', 'balanced_weights',
+           'smaller_pieces', 'steadier', 'faster_workers', 'choose_snapshot', 'SpikeWatch', 'Epoch', 'FitResult',
+           'Position', 'Trainer', 'Broken', 'fold_runner', 'FromHF', 'from_hf']
 
 # %% ../nbs/03_trainer.ipynb #3dc1f70d
 import copy, json, logging, math, os, time, traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import partial
 from html import escape
 from numbers import Integral
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -105,6 +108,53 @@ class TrainConfig(Hyperparameters):
 
     @classmethod
     def from_json(cls, text: str): return cls(**json.loads(text))
+
+# %% ../nbs/03_trainer.ipynb #029403e8
+def parse_settings(
+    texts, # such as 'lr=1e-4', 'compile=none', 'betas=0.9,0.98'
+    kind=None # the dataclass; None: `TrainConfig`
+) -> dict: # its fields
+    "Fields of a configuration from texts. Raises `InputError` for a name that is none or a value of another kind."
+    kind = kind or TrainConfig
+    kinds, found = get_type_hints(kind), {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in str(text).partition('='))
+        if not equals: raise InputError(f'{text!r}: expected name=value, such as lr=1e-4')
+        if name not in kinds: raise InputError(f'{name!r} is no field of {kind.__name__}' + (f'; did you mean {near[0]!r}?' if (near := get_close_matches(name, kinds)) else ''))
+        found[name] = _setting(name, value, kinds[name])
+    return found
+
+_WORDS = dict(true=True, yes=True, on=True, false=False, no=False, off=False)
+
+# %% ../nbs/03_trainer.ipynb #d552c0d7
+@patch(cls_method=True)
+def preset(cls: TrainConfig, card='auto', **kwargs): # see `status.preset_of`
+    "A configuration for a card by name ('rtx3090', 'rtx5090', 'h100', ...) or for this machine ('auto'), with a reason for each value"
+    from optkit.status import preset_of
+    return preset_of(card, **kwargs)
+
+@patch
+def diff(self: TrainConfig, other: TrainConfig): # a `status.ConfigDiff`
+    "The fields in which two configurations differ"
+    from optkit.status import diff
+    return diff(self, other)
+
+def _setting(name, text, kind):
+    "A value of the kind that the field has"
+    kinds, low = get_args(kind) if isinstance(kind, UnionType) else (kind,), text.lower()
+    if low in ('none', 'null') and NoneType in kinds: return None
+    if bool in kinds and low in _WORDS: return _WORDS[low]
+    for number in (int, float):
+        try:
+            if number in kinds: return number(text)
+        except ValueError: pass
+    several = next((k for k in kinds if get_origin(k) is tuple), None)
+    if several and (',' in text or str not in kinds):
+        try: return tuple(get_args(several)[0](part.strip()) for part in text.split(',') if part.strip())
+        except ValueError: pass
+    elif str in kinds: return text
+    words = ' or '.join(getattr(k, '__name__', str(k)).replace('NoneType', 'none').replace('bool', 'true or false') for k in kinds)
+    raise InputError(f'{name}={text}: expected {words}')
 
 # %% ../nbs/03_trainer.ipynb #3e40343f
 def _conditions(c):
@@ -588,10 +638,15 @@ def _begin(self: Trainer, train, valid, resume):
     self.bar = tqdm(total=self.total, desc='train', unit='step', leave=False) if self.progress else None
     self._reset()
     if saved: self._take_up(*saved)
-    elif self.folder and not self.rank: write_json(self.folder / 'train_config.json', asdict(c))
+    elif self.folder and not self.rank: self._say_config()
     if self.store.tokens.device.type != self.engine.device.type: self._gather_ahead(c.workers or 0)
 
 # %% ../nbs/03_trainer.ipynb #47ed358e
+@patch
+def _say_config(self: Trainer):
+    write_json(self.folder / 'train_config.json', asdict(self.config))
+    if hasattr(self.config, 'reasons'): write_json(self.folder / 'preset.json', self.config.to_dict()) # a preset says why
+
 @patch
 def _found(self: Trainer, train, valid, resume):
     "The checkpoint to go on from: tensors and record; None: from the start"
