@@ -23,7 +23,7 @@ from .data import InputError, MicroBatch, read_table, tokenise
 from .engine import DEMO_MODEL, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
 from .folds import check_folds, hold_out, stratified_folds
 from .hardware import detect
-from .hpo import best_complete, parse_space, sqlite_storage, study_summary, tune
+from .hpo import best_complete, ended, parse_space, sqlite_storage, study_summary, tune
 from .ladder import default_rungs, measure_ladder
 from .precision import attention_ran, choose_precision
 from .strategies import STRATEGIES, as_strategy
@@ -453,8 +453,10 @@ def _search(self: Job, on_trial=None): # run trials of the study until enough ha
         def on_epoch(fold, epoch, value): bar.n = fold * most + epoch; bar.set_postfix(fold=fold + 1, score=f'{abs(value):.3f}'); bar.refresh()
         runner = fold_runner(self._engine_now(), store, folds, self._base(epochs=epochs, physical_batch=self._batch['physical']))
         runner.physical_batch = self._batch['physical'] # out of memory: the same trial with less
-        return tune(runner, self.space, self._trials(), folds=c.folds, epochs=most, strategy=as_strategy(c.strategy), storage=storage, name='optkit', seed=c.seed, progress=self.progress, say=self.say,
+        study = tune(runner, self.space, self._trials(), folds=c.folds, epochs=most, strategy=as_strategy(c.strategy), storage=storage, name='optkit', seed=c.seed, progress=self.progress, say=self.say,
                     first=[self._first()], identity=dict(rows=self._rows_digest()), on_epoch=on_epoch, on_trial=on_trial)
+    if sum(ended(t) is not None for t in study.get_trials(deepcopy=False)) < self._trials(): raise KeyboardInterrupt # a stop was asked for
+    return study
 
 # %% ../nbs/04b_job.ipynb #34e44310
 @patch

@@ -534,18 +534,39 @@ def _train_epoch(self: Trainer, rows):
     again = True
     while again:
         again = False
-        for step in self._plan(rows):
+        for step in self._waited(self._plan(rows)):
             self.engine.set_lr(self._lr(p.done))
             loss, count = self._step(step)
             self._count(step.rows, count, loss)
             if len(self.pending) >= c.read_every: self._read()
             if self.on_step: self.on_step(p.done, p.total)
-            if self.stopping: break
+            if self.stopping or self._asked(): break
             if c.save_every and p.done % c.save_every == 0 and p.within < self.per_epoch: self._read(); self._save()
             if (p.physical, p.max_tokens) != size: size, again = (p.physical, p.max_tokens), True; break # the steps that follow are laid out anew
     self._read()
     p.seconds += time.perf_counter() - start
     return p.loss_sum / max(p.weight_sum, 1e-30)
+
+# %% ../nbs/03_trainer.ipynb #73511c4f
+@patch
+def _waited(self: Trainer, plan):
+    "The steps of a plan; what each is waited for goes to the meter"
+    plan = iter(plan)
+    while True:
+        start = time.perf_counter()
+        if (step := next(plan, None)) is None: return
+        self.meter.wait(time.perf_counter() - start)
+        yield step
+
+@patch
+def _asked(self: Trainer):
+    "Whether a view, or anybody, has put a file `stop` into the folder since the run began; looked for twice a second"
+    now = time.time()
+    if self.folder is None or self.ranks > 1 or now < self.look_at: return False
+    self.look_at = now + .5
+    try: self.stopping = (self.folder / 'stop').stat().st_mtime > self.began
+    except OSError: pass
+    return self.stopping
 
 @patch
 def _count(self: Trainer, rows, micro, loss):
@@ -632,7 +653,7 @@ def _begin(self: Trainer, train, valid, resume):
     saved = self._found(train, valid, resume)
     try: one, two = (training_flops(self.engine.model, np.array([n])) for n in (1, 2)); flops = [2 * one - two / 2, two / 2 - one]
     except AttributeError: pass # a configuration that does not say its layers
-    self.flops, self.total, self.stopping, self.pending, self.good = flops, self.position.total, False, [], None
+    self.flops, self.total, self.stopping, self.pending, self.good, self.began, self.look_at = flops, self.position.total, False, [], None, time.time(), 0.
     path = self.folder / 'progress.json' if self.folder and not self.rank else None
     self.meter = Meter(self.total, c.epochs, c.metric, self.engine.device, self.peak, path)
     self.bar = tqdm(total=self.total, desc='train', unit='step', leave=False) if self.progress else None
@@ -645,6 +666,7 @@ def _begin(self: Trainer, train, valid, resume):
 @patch
 def _say_config(self: Trainer):
     write_json(self.folder / 'train_config.json', asdict(self.config))
+    (self.folder / 'progress.jsonl').unlink(missing_ok=True) # of a run before, without a checkpoint
     if hasattr(self.config, 'reasons'): write_json(self.folder / 'preset.json', self.config.to_dict()) # a preset says why
 
 @patch
