@@ -11,6 +11,7 @@ __all__ = ['BLUE', 'GREY', 'RED', 'GREEN', 'ORANGE', 'Card', 'Reading', 'Probe',
 import base64, io, math, os, threading, time
 from collections import deque
 from contextlib import contextmanager
+from functools import lru_cache
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -24,7 +25,7 @@ from .forecast import forecast
 from .hardware import Choice, size, slowed_by
 from .hpo import ended, fold_scores, spent
 from .progress import Progress, duration, read_history, read_progress
-from .report import claims, read_committed
+from .report import claims, read_committed, row_verdict
 from .storage import silent
 
 # %% ../nbs/06_views.ipynb #7b0a70df
@@ -121,7 +122,7 @@ class View:
     def look(self): "What there is to show"
     def words(self) -> str: "In lines"
     def draw(self): "A figure of matplotlib"
-    def table(self) -> str: return ''.join(f'<div>{escape(line)}</div>' for line in self.words().splitlines())
+    def table(self) -> str: return ''.join(f'<div style="line-height:1.4">{escape(line)}</div>' for line in self.words().splitlines())
     def widgets(self): "What is touched"
     def refresh(self): "Show the state in the widgets"
 
@@ -156,6 +157,11 @@ def _show(view):
     view.refresh()
     if not view.over: threading.Thread(target=_again, args=(view,), name='view', daemon=True).start()
     return view.box
+
+def _box(parts):
+    "Widgets one below the other, no wider than the notebook"
+    import ipywidgets as w
+    return w.VBox(parts, layout=w.Layout(width='98%', overflow='hidden'))
 
 def _bundle(view):
     return {'text/plain': view.words(), 'text/html': view.table() + f'<img alt="{escape(view.words())}" src="data:image/png;base64,{base64.b64encode(view.png()).decode()}">'}
@@ -228,7 +234,7 @@ def _machine_widgets(view):
     for (name, values), dash, color in zip(lines.items(), _DASHES, _COLORS): view.plot.add_scatter(x=at, y=values, name=name, line=dict(dash=dash, color=color), hovertemplate='%{y:.0f}%')
     view.text, stop = w.HTML(), w.Button(description='Stop looking', tooltip='ends this view, not the training')
     stop.on_click(lambda _: view.close())
-    return w.VBox([view.text, view.plot, stop])
+    return _box([view.text, view.plot, stop])
 
 def _machine_refresh(view):
     at, lines = view.series()
@@ -312,7 +318,7 @@ def _training_widgets(view):
         try: view.stop(); view.button.description = 'Stopping'
         except InputError as exc: view.problem = str(exc)
     view.button.on_click(asked)
-    return w.VBox([view.text, view.bar, view.plot, view.button])
+    return _box([view.text, view.bar, view.plot, view.button])
 
 def _training_refresh(view):
     steps, s = view.series()
@@ -338,9 +344,10 @@ def _read_from(file):
     import optuna
     from sqlalchemy.exc import SQLAlchemyError
     try:
-        with silent(): yield
+        yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as exc:
         said = str(getattr(exc.__cause__ or exc, 'orig', exc))
+        if 'readonly' in said or 'no such table' in said: raise InputError(f'{file}: holds no study yet; look again in a moment') from None # its tables are being made
         raise InputError(f'{file}: is held by another process; look again in a moment' if 'locked' in said else f'{file}: cannot be read as a study ({said.splitlines()[0][:120]})') from None
 
 def open_study(
@@ -351,7 +358,7 @@ def open_study(
     import optuna
     file = Path(path) / 'study.db' if Path(path).is_dir() else Path(path)
     if not file.is_file(): raise InputError(f'{path}: holds no study.db, so there is no study to look at')
-    with _read_from(file):
+    with _read_from(file), silent():
         address = f'sqlite:///file:{quote(str(file.absolute()))}?mode=ro&uri=true'
         storage = optuna.storages.RDBStorage(address, engine_kwargs=dict(connect_args=dict(timeout=2)), skip_compatibility_check=True, skip_table_creation=True)
         names = optuna.get_all_study_names(storage)
@@ -421,12 +428,17 @@ def _go_on(self): "Trials begin again"; _ask(self, 'pause', False)
 def _stop(self): "Processes that work on the study end after the epoch that runs; the same call of `tune` goes on"; _ask(self, 'stop')
 StudyView.pause, StudyView.go_on, StudyView.stop = _pause, _go_on, _stop
 
+@lru_cache(maxsize=1)
+def _evaluator():
+    import optuna
+    with silent(): return optuna.importance.PedAnovaImportanceEvaluator() # says that it is experimental when it is made
+
 def _importance(study, rows):
     "What mattered, once eight trials have a value"
     import optuna
     if sum(r['state'] in ('complete', 'stopped') for r in rows) < 8: return {}
     try:
-        with silent(): return optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
+        return optuna.importance.get_param_importances(study, evaluator=_evaluator())
     except Exception: return {} # all values alike, or a single parameter value
 
 _MARKS = dict(complete=('o', 'circle', BLUE), stopped=('x', 'x', GREY), failed=('v', 'triangle-down', RED), running=('s', 'square-open', ORANGE))
@@ -471,14 +483,15 @@ def _study_widgets(view):
     view.plot = FigureWidget(make_subplots(1, 3, column_widths=[.55, .17, .28], horizontal_spacing=.09, subplot_titles=('value of each trial', 'trials by fold', 'what mattered')))
     for state, (_, mark, color) in _MARKS.items(): view.plot.add_scatter(name=state, mode='markers', marker=dict(symbol=mark, color=color, size=9), hovertemplate='%{y:.4f}<br>%{text}<extra></extra>', row=1, col=1)
     view.plot.add_scatter(name='best so far', line=dict(color=GREEN, shape='hv'), row=1, col=1)
-    view.plot.add_bar(marker=dict(color=BLUE), showlegend=False, row=1, col=2); view.plot.add_bar(orientation='h', marker=dict(color=BLUE), showlegend=False, row=1, col=3)
+    view.plot.add_bar(marker=dict(color=BLUE), showlegend=False, row=1, col=2); view.plot.add_bar(orientation='h', marker=dict(color=BLUE, opacity=.35), showlegend=False, row=1, col=3)
+    view.plot.update_yaxes(ticklabelposition='inside', row=1, col=3)
     view.plot.update_layout(height=330, margin=dict(l=50, r=10, t=60, b=40), legend=dict(orientation='h', y=1.3))
     view.text, view.slider = w.HTML(), w.IntSlider(description='up to trial', min=0, max=1, layout=w.Layout(width='60%'))
     buttons = [w.Button(description=d, tooltip=tip) for d, tip in (('Pause', 'no new trial begins'), ('Go on', 'trials begin again'), ('Stop', 'after the epoch that runs'))]
     for b, act in zip(buttons, (view.pause, view.go_on, view.stop)): b.on_click(lambda _, act=act: _press(view, act))
     def moved(change): view.upto = None if change['new'] >= view.slider.max else max(1, change['new']); _study_refresh(view, slide=False)
     view.slider.observe(moved, 'value')
-    return w.VBox([view.text, view.plot, w.HBox([view.slider, *buttons])])
+    return _box([view.text, view.plot, w.HBox([view.slider, *buttons])])
 
 # %% ../nbs/06_views.ipynb #4e5f7a91
 def _press(view, act):
@@ -537,9 +550,10 @@ class ClaimsView(View):
         need = ['claim', 'ratio_p50', 'ratio_low', 'ratio_high', 'label', 'card', 'verdict', 'workload', 'file', 'date', 'ratio_before_p50', 'ratio_before_low', 'ratio_before_high']
         table = table.reindex(columns=[*dict.fromkeys([*table.columns, *need])])
         found, known = table[table.claim.notna()].copy(), claims()
-        pick = lambda e: found[f'ratio_before_{e}'].where(found.ratio_before_p50.notna(), found[f'ratio_{e}'])
+        before = found.ratio_before_p50.notna() & ~found.claim.str.startswith('all_') # a claim is about the step before it, where there is one
+        pick = lambda e: found[f'ratio_before_{e}'].where(before, found[f'ratio_{e}'])
         for e in ('p50', 'low', 'high'): found[e] = pick(e).astype(float)
-        found['verdict'] = found.verdict.fillna('no verdict')
+        found['verdict'] = [v if isinstance(v, str) else row_verdict(dict(claim=c, ratio=dict(p50=p, low=l, high=h))).value for v, c, p, l, h in zip(found.verdict, found.claim, found.p50, found.low, found.high)]
         found['claimed'] = [known.claimed.get(c, '') for c in found.claim]
         found['name'] = [known.optimization.get(c, c) for c in found.claim]
         return found[found.p50.notna()]
@@ -557,17 +571,17 @@ class ClaimsView(View):
         picked = ', '.join(f'{k} {v}' for k, v in self.picked.items() if v) or 'all'
         return f'{len(rows)} of {len(self.state)} records with a claim ({picked}), on {", ".join(self.values("card")) or "no card"}'
 
-    def table(self):
-        columns = dict(name='claim', claimed='claimed', p50='measured', low='from', high='to', verdict='verdict', label='training', card='card', workload='workload', variant='variant', file='record')
-        cell = lambda v: f'{v:.2f}' if isinstance(v, float) else escape(str(v)[:70])
-        rows = self.rows().iloc[::-1].head(60)
-        body = ''.join('<tr>' + ''.join(f'<td style="text-align:left">{cell(r[c])}</td>' for c in columns) + '</tr>' for _, r in rows.iterrows())
-        return f"<div>{escape(self.words())}</div><table><tr>{''.join(f'<th style=text-align:left>{t}</th>' for t in columns.values())}</tr>{body}</table>"
-
 # %% ../nbs/06_views.ipynb #1e173e58
+def _claims_table(view):
+    columns = dict(name='claim', claimed='claimed', p50='measured', low='from', high='to', verdict='verdict', label='training', card='card', workload='workload', variant='variant', file='record')
+    cell = lambda v: f'{v:.2f}' if isinstance(v, float) else escape(str(v)[:70])
+    rows = view.rows().iloc[::-1].head(60)
+    body = ''.join('<tr>' + ''.join(f'<td style="text-align:left">{cell(r[c])}</td>' for c in columns) + '</tr>' for _, r in rows.iterrows())
+    return f"<div>{escape(view.words())}</div><table><tr>{''.join(f'<th style=text-align:left>{t}</th>' for t in columns.values())}</tr>{body}</table>"
+
 def _claim_lines(view):
     rows = view.rows()
-    return rows, [f'{r["name"][:38]} · {str(r.variant)[:26]}' for _, r in rows.iterrows()]
+    return rows, [f'{r["name"][:38]} · {str(r.variant)[:32]}' for _, r in rows.iterrows()]
 
 def _draw_claims(view):
     from matplotlib.figure import Figure
@@ -577,10 +591,11 @@ def _draw_claims(view):
     axes = figure.subplots()
     at = np.arange(len(rows))
     axes.hlines(at, rows.low, rows.high, color=BLUE); axes.plot(rows.p50, at, 'o', color=BLUE, ms=4); axes.axvline(1, color=GREY, lw=1)
-    axes.set_yticks(at, names, fontsize=7); axes.set_xscale('log'); axes.set(xlabel='times the step before it, or its baseline (interval)', title=view.words())
+    axes.set_yticks(at, names, fontsize=7); axes.set_xscale('log'); axes.xaxis.set_minor_formatter('{x:g}'); axes.xaxis.set_major_formatter('{x:g}'); axes.set(xlabel='times the step before it, or its baseline (interval)', title=view.words())
     axes.title.set_fontsize(9)
     return figure
 
+# %% ../nbs/06_views.ipynb #017c0f8a
 def _claim_hover(r): return f"{escape(r['name'])}: {r.p50:.2f} ({r.low:.2f} to {r.high:.2f})<br>claimed: {escape(str(r.claimed))}<br>{escape(str(r.variant))}, {escape(str(r.label))}, verdict: {escape(str(r.verdict))}<br>{escape(str(r.workload)[:90])}<br>{escape(str(r.card))}, {str(r.date)[:10]}, {escape(str(r.file))}"
 
 def _claims_widgets(view):
@@ -593,7 +608,7 @@ def _claims_widgets(view):
     boxes = [w.Dropdown(description={'label': 'training'}.get(what, what), options=['all', *view.values(what)], value=view.picked[what] or 'all') for what in view.picked]
     def chosen(what, change): view.picked[what] = None if change['new'] == 'all' else change['new']; view.refresh()
     for box, what in zip(boxes, view.picked): box.observe(lambda change, what=what: chosen(what, change), 'value')
-    return w.VBox([w.HBox(boxes), view.plot, view.text])
+    return _box([w.HBox(boxes), view.plot, view.text])
 
 def _claims_refresh(view):
     rows, names = _claim_lines(view)
@@ -604,7 +619,7 @@ def _claims_refresh(view):
         view.plot.layout.height = 80 + 18 * max(len(rows), 6)
     view.text.value = f'<details open><summary>{escape(view.words())}</summary>{view.table()}</details>'
 
-ClaimsView.draw, ClaimsView.widgets, ClaimsView.refresh = _draw_claims, _claims_widgets, _claims_refresh
+ClaimsView.draw, ClaimsView.widgets, ClaimsView.refresh, ClaimsView.table = _draw_claims, _claims_widgets, _claims_refresh, _claims_table
 
 # %% ../nbs/06_views.ipynb #fabf1337
 def claims_view(
