@@ -203,7 +203,7 @@ def _short(value):
     return text if len(text) < 40 else text[:12] + '...'
 
 # %% ../nbs/04b_job.ipynb #5e5b4343
-SEARCHED = ('lr', 'weight_decay', 'warmup', 'schedule', 'label_smoothing', 'effective_batch', 'epochs', 'max_grad_norm')
+SEARCHED = ('lr', 'weight_decay', 'warmup', 'schedule', 'label_smoothing', 'effective_batch', 'epochs', 'max_grad_norm', 'augment')
 
 def _check_space(space, base):
     "Every parameter belongs to a trial, and both ends of its range make a configuration"

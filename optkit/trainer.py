@@ -25,6 +25,7 @@ import torch
 from fastcore.basics import patch
 from tqdm.auto import tqdm
 
+from .augment import AUGMENTS, augmented, check_augment
 from .batch_finder import is_out_of_memory, planned_updates
 from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
 from .data import IGNORED, LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
@@ -66,6 +67,8 @@ class Hyperparameters:
     adapter_alpha: float = 32.
     adapter_dropout: float = 0.
     adapter_targets: str | tuple[str, ...] = 'all-linear' # modules, as peft takes them
+    augment: float = 0. # share of the tokens of training rows that are noised each epoch, changes training; 0: off
+    augment_by: str = 'replace' # one of `augment.AUGMENTS`
 
 # %% ../nbs/03_trainer.ipynb #e3aaeae6
 @dataclass(frozen=True)
@@ -164,9 +167,9 @@ def _conditions(c):
     whole = lambda name: (getattr(c, name) is None or isinstance(getattr(c, name), Integral), f'{name} is {getattr(c, name)}, expected a whole number')
     return [*map(whole, ('epochs', 'effective_batch', 'physical_batch', 'eval_batch', 'patience', 'seed', 'warmup_steps', 'max_tokens', 'workers', 'prefetch', 'read_every', 'save_every', 'keep', 'adapter_rank')),
             known('schedule', SCHEDULES), known('metric', (*ALL_METRICS, 'custom')), known('layout', LAYOUTS), known('optimizer', OPTIMIZERS), known('checkpointing', CHECKPOINTING),
-            known('adapter', ADAPTERS), known('attention', ATTENTION), known('weights', (None, 'fp32', 'bf16')), known('precision', (None, 'bf16', 'fp16', 'fp32')),
+            known('adapter', ADAPTERS), known('augment_by', AUGMENTS), known('attention', ATTENTION), known('weights', (None, 'fp32', 'bf16')), known('precision', (None, 'bf16', 'fp16', 'fp32')),
             *(least(n, 1) for n in ('epochs', 'effective_batch', 'physical_batch', 'eval_batch', 'patience', 'max_tokens', 'prefetch', 'read_every', 'save_every', 'keep', 'adapter_rank')),
-            *(least(n, 0) for n in ('weight_decay', 'max_grad_norm', 'workers', 'warmup_steps')), *map(share, ('warmup', 'label_smoothing', 'adapter_dropout')),
+            *(least(n, 0) for n in ('weight_decay', 'max_grad_norm', 'workers', 'warmup_steps')), *map(share, ('warmup', 'label_smoothing', 'adapter_dropout', 'augment')),
             (0 < c.lr < math.inf, f'lr is {c.lr}, expected more than 0 and finite'), (0 < c.eps < 1, f'eps is {c.eps}, expected more than 0 and small'),
             (len(c.betas) == 2 and all(0 <= b < 1 for b in c.betas), f'betas are {c.betas}, expected two shares from 0 up to 1'),
             (c.ema is None or 0 < c.ema < 1, f'ema is {c.ema}, expected a decay between 0 and 1, such as 0.999'), (c.spike > 1, f'spike is {c.spike}, expected more than 1'),
@@ -266,6 +269,7 @@ def check_run(
         if rows is not None and (np.min(rows) < 0 or np.max(rows) >= len(store)): raise InputError(f'rows to {name} go from {np.min(rows)} to {np.max(rows)}, the store has {len(store)} (0 to {len(store) - 1})')
     if valid is not None: check_metric(config.metric, store.task, custom)
     if store.task in ('regression', 'multilabel') and config.label_smoothing: raise InputError(f'label_smoothing is for classes, the task is {store.task}; leave it at 0')
+    check_augment(config.augment, config.augment_by, store, engine.device.type)
     if store.task in ('regression', 'causal') and config.class_weights is not None: raise InputError(f'class_weights are for classes, the task is {store.task}; leave them out')
     _check_head(engine.model, store)
     ranks = 1 if engine.ranks is None else torch.distributed.get_world_size(engine.ranks)
@@ -491,12 +495,12 @@ def _lr(self: Trainer, step):
 
 # %% ../nbs/03_trainer.ipynb #403d2c3e
 @patch
-def _step(self: Trainer, step):
+def _step(self: Trainer, step, store):
     "One optimizer step, in smaller pieces where it does not fit; its loss on the device, and the micro-batches it took"
     before = random_state(self.engine.device) if self.config.shrink else None
     while True:
         why = None
-        try: return self.engine.step(self.store, step), len(step)
+        try: return self.engine.step(store, step), len(step)
         except Exception as exc:
             traceback.clear_frames(exc.__traceback__) # its frames hold tensors
             if before is None or not is_out_of_memory(exc): raise
@@ -531,12 +535,13 @@ def _train_epoch(self: Trainer, rows):
     "The steps of the epoch that are left; the mean loss of the epoch"
     c, p = self.config, self.position
     start, size = time.perf_counter(), (p.physical, p.max_tokens)
+    seen = augmented(self.store, self.train, c.augment, c.augment_by, c.seed, p.epoch) # the store itself where augment is 0
     again = True
     while again:
         again = False
         for step in self._waited(self._plan(rows)):
             self.engine.set_lr(self._lr(p.done))
-            loss, count = self._step(step)
+            loss, count = self._step(step, seen)
             self._count(step.rows, count, loss)
             if len(self.pending) >= c.read_every: self._read()
             if self.on_step: self.on_step(p.done, p.total)

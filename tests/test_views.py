@@ -18,7 +18,7 @@ from optkit.hpo import simulated_runner, tune
 from optkit.progress import Progress, read_history, write_progress
 from optkit.storage import open_storage
 from optkit.trainer import TrainConfig, Trainer, make_engine
-from optkit.views import Card, Probe, Reading, claims_view, limit_of, open_study, study_view, training_view, trial_rows, watch
+from optkit.views import Card, MachineProbe, MachineReading, claims_view, limit_of, open_study, study_view, training_view, trial_rows, watch
 
 SPACE = ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log']
 
@@ -53,7 +53,7 @@ class FakeNVML:
 
 def test_a_card_is_read_and_one_that_tells_little_leaves_it_out(monkeypatch):
     monkeypatch.setitem(sys.modules, 'pynvml', FakeNVML())
-    one, two = Probe()().cards
+    one, two = MachineProbe()().cards
     assert one == Card('GPU X', .93, 8 * 2**30, 24 * 2**30, 250., 350., 1700, 2100, 60, '') and two == Card('GPU X')
     view = watch()
     assert 'busy 93%' in view.words() and '250 of 350 W' in view.words() and 'limited by: GPU' in view.words() and set(view.series()[1]) == {'GPU busy', 'GPU memory', 'power', 'clock', 'CPU', 'busiest core', 'host memory'}
@@ -73,7 +73,7 @@ RUN = Progress('running', 5, 10, 1, 1, waiting=.01)
 @pytest.mark.parametrize('card, core, run, said', [({}, .3, RUN, 'GPU'), ({}, .3, replace(RUN, waiting=.2), 'loader'), ({}, .3, replace(RUN, waiting=.9, state='finished'), 'GPU'), (dict(busy=.4), .99, RUN, 'host'), (dict(busy=.4), .2, RUN, 'host'),
                                                    (dict(used=79 * 2**30), .3, RUN, 'memory'), (dict(slowed='heat'), .3, RUN, 'heat or power'), (dict(busy=0.), .1, None, 'nothing')])
 def test_what_limits(card, core, run, said):
-    found = limit_of([Reading(0, (replace(CARD, **card),), core=core)] * 3, run)
+    found = limit_of([MachineReading(0, (replace(CARD, **card),), core=core)] * 3, run)
     assert found.value == said and found.reason
 
 
