@@ -207,6 +207,7 @@ class Facts:
     hw: Hardware
     run: dict # contents of a run folder's files by name, as far as they are there
     convolutions: int = 0 # layers of the model
+    loaded: str | None = None # attention that the model was loaded with; None: no model given
 
     @property
     def cuda(self) -> bool: return self.hw.device == 'cuda'
@@ -245,8 +246,9 @@ def _attention(f):
     asked, ran = f.config.attention, f.decided('attention')
     if ran and ran['value'] not in ("the model's own", 'math'): return 'on', f"{ran['value']} ran in a step of this run"
     if ran: return 'off', f"{ran['value']} ran in a step of this run: {ran['reason']}"
-    if asked == 'eager': return 'off', 'the plain attention was asked for'
-    return ('on', f'{asked} was asked for') if asked else ('unknown', 'as the model was loaded; a run says what really ran')
+    if (asked or f.loaded) == 'eager': return 'off', 'the plain attention was asked for' if asked else 'the model was loaded with the plain attention'
+    if asked or f.loaded: return 'on', f'{asked} was asked for' if asked else f'the model was loaded with {f.loaded}'
+    return 'unknown', 'as the model was loaded; a run says what really ran'
 
 def _flash(f):
     def judge():
@@ -463,7 +465,7 @@ def status(
     config: TrainConfig | None = None, # None: that of the run, else the defaults
     run: str | Path | None = None, # run folder
     hardware: Hardware | None = None, # None: this machine
-    model=None, # to look for convolutions
+    model=None, # to look for convolutions and for the attention that it was loaded with
     records=None, # of `report.read_committed`; None: those of the project
     seconds: float = 2. # to look at a card that is training
 ) -> 'Status':
@@ -472,7 +474,8 @@ def status(
     hw, found = hardware or detect(), {} if run is None else read_run(run)
     records = read_committed() if records is None else records
     convolutions = 0 if model is None else sum(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())
-    facts, table = Facts(config or _config_of(found), hw, found, convolutions), claims()
+    loaded = getattr(getattr(model, 'config', None), '_attn_implementation', None)
+    facts, table = Facts(config or _config_of(found), hw, found, convolutions, loaded), claims()
     checks = (_check_busy(found, lambda: gpu_busy(seconds)), _check_memory(found), _check_speed(found, records, hw.card), _check_backends(facts), _check_loss(found), _check_clocks(hw))
     return Status(tuple(_row(o, facts, records, table) for o in OPTIMIZATIONS), checks, hw.card, None if run is None else str(run))
 

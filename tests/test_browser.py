@@ -231,6 +231,22 @@ def test_the_claims_are_filtered_and_a_study_looked_back_at(page, lab):
     page.shot('study-back')
 
 
+@pytest.mark.parametrize('name', ['08_example_pairs', '08a_example_maxed_out'])
+def test_the_examples_run_with_their_views_live(page, lab, name):
+    address, folder = lab
+    text = (ROOT / 'nbs' / f'{name}.ipynb').read_text()
+    live = text.replace("os.environ['OPTKIT_STATIC'] = '1'", "os.environ.pop('OPTKIT_STATIC', None)")
+    assert live != text
+    (folder / f'{name}.ipynb').write_text(live)
+    open_notebook(page, address, f'{name}.ipynb')
+    page.js(f"window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs'); 0")
+    run_all(page, 400)
+    at = page.js(f"{PANEL}.content.widgets.findIndex(w => /(study|training)_view\\(here/.test(w.model.sharedModel.getSource()))")
+    scroll_to(page, at)
+    until(lambda: page.js(f"{PANEL}.content.widgets[{at}].node.querySelectorAll('.js-plotly-plot .main-svg').length"), 30, what='a live view')
+    page.shot(name)
+
+
 @pytest.mark.parametrize('width, zoom', [(1280, 1), (390, 1), (1280, 2)])
 def test_the_report_fits_its_window_and_is_reached_by_keyboard(page, tmp_path_factory, width, zoom):
     from optkit.report import render

@@ -85,6 +85,7 @@ def test_any_field_by_name_and_a_preset(folder, tmp_path, capsys):
     config = TrainConfig.from_json((out / 'train_config.json').read_text())
     assert (config.epochs, config.layout, config.betas, config.effective_batch, config.precision) == (2, 'padded', (.8, .99), 8, 'fp32')
     preset = read_json(out / 'preset.json')
+    assert {d['what'] for d in read_json(out / 'decisions.json')} >= {'precision', 'TF32', 'attention', 'preset, layout'}
     assert preset['reasons']['layout']['source'] == 'asked for' and preset['reasons']['checkpointing']['source'] != 'asked for'
     assert main(words) == 0 and 'going on with the run' in capsys.readouterr().out
     before = (out / 'train.json').read_bytes()

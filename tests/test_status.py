@@ -103,6 +103,14 @@ def test_each_switch_is_seen(changes, name, before, after):
     assert (states()[name], states(TrainConfig(**changes))[name]) == (before, after)
 
 
+def test_the_attention_of_a_model_that_is_given():
+    model = example_model()
+    for name, state in (('eager', 'off'), ('sdpa', 'on')):
+        model.set_attn_implementation(name)
+        assert states(model=model)['fused attention (SDPA)'] == state
+    assert states(TrainConfig(attention='eager'), model=model)['fused attention (SDPA)'] == 'off'
+
+
 def test_what_a_machine_cannot_have_does_not_count_against_it():
     assert states(card='T4')['TF32'] == states(card='RTX 3090')['FP8 products'] == states(card=None)['CUDA graphs'] == states()['channels last'] == states()['hopeless trials stopped'] == 'n/a'
     found = status(hardware=hardware_with(None))
