@@ -257,7 +257,7 @@ def test_the_report_fits_its_window_and_is_reached_by_keyboard(page, tmp_path_fa
     page.size(width, 900)
     page.go(f'file://{render(run)}')
     until(lambda: page.js("document.readyState === 'complete' && document.title.length > 0"), what='the report')
-    if zoom != 1: page.js(f"document.documentElement.style.fontSize = '{zoom * 100}%'")
+    if zoom != 1: page.js(f"document.documentElement.style.fontSize = '{zoom * 100}%'")  # the page is in rem, so all its text grows
     page.shot(f'report-{width}-{zoom}')
     assert page.js('document.documentElement.scrollWidth <= window.innerWidth + 1'), 'the page is wider than its window'
     page.key('Tab', 9)
