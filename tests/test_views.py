@@ -272,6 +272,23 @@ def test_a_live_view_moves_survives_what_it_cannot_read_and_ends_with_its_run(tm
     assert 'finished' in view.text.value and view.closed.is_set() and view.button.disabled
 
 
+def test_a_view_that_costs_much_looks_seldom(tmp_path, monkeypatch):
+    monkeypatch.setattr(views, 'listened_to', lambda: True)
+    write_progress(tmp_path / 'progress.json', readings()[0])
+    view = training_view(tmp_path)
+    looks = []
+    def dear():
+        looks.append(time.monotonic())
+        until = time.thread_time() + .02
+        while time.thread_time() < until: pass
+        return type(view).look(view)
+    view.look, view.every = dear, .01
+    shown(view, monkeypatch)
+    time.sleep(3)
+    view.close()
+    assert 1 <= len(looks) <= 2, 'one look, then a pause of a hundred times what it cost'
+
+
 def test_listened_to_is_false_here(monkeypatch):
     assert not views.listened_to()
     monkeypatch.setattr('IPython.get_ipython', lambda: SimpleNamespace(kernel=1))
