@@ -130,16 +130,16 @@ def read_history(
     folder: str | Path # of the run
 ) -> list[dict]: # in the order of their steps
     "All readings of a run; after a resume those of the last start count. Raises `InputError` for a folder that is not there."
-    folder, found = Path(folder), {}
+    folder, found, last = Path(folder), {}, 0
     if not folder.is_dir(): raise InputError(f'{folder}: no such run folder')
     path = folder / 'progress.jsonl'
     for line in path.read_text('utf-8').splitlines() if path.is_file() else ():
         try: now = json.loads(line)
         except ValueError: continue # half a line: a kill, or it is being written
         step = now.get('step', 0)
-        if found and step < max(found): found = {s: v for s, v in found.items() if s < step}
-        found[step] = now
-    return [found[s] for s in sorted(found)]
+        if step < last: found = {s: v for s, v in found.items() if s < step}
+        found[step], last = now, step
+    return [*found.values()]
 
 def read_progress(
     folder: str | Path # of the run
