@@ -672,7 +672,7 @@ def _begin(self: Trainer, train, valid, resume):
 def _say_config(self: Trainer):
     write_json(self.folder / 'train_config.json', asdict(self.config))
     (self.folder / 'progress.jsonl').unlink(missing_ok=True) # of a run before, without a checkpoint
-    if hasattr(self.config, 'reasons'): write_json(self.folder / 'preset.json', self.config.to_dict()) # a preset says why
+    if getattr(self.config, 'reasons', None): write_json(self.folder / 'preset.json', self.config.to_dict()) # a preset says why
 
 @patch
 def _found(self: Trainer, train, valid, resume):
