@@ -265,7 +265,7 @@ def simulate_all(table, trials, seeds, strategies):
     for strategy in strategies:
         found_ = []
         for seed in range(seeds):
-            study = simulate(curves_, strategy, trials, seed)
+            with silent(): study = simulate(curves_, strategy, trials, seed)
             found_.append((int(study.spent[-1]), curves_.seconds, float(study.regret[-1]), int(study.complete[-1])))
         epochs, seconds, regret, complete = map(np.array, zip(*found_))
         out.append(dict(strategy=strategy, trials=trials, studies=seeds, configurations=len(curves_.rows), epochs=epochs.tolist(), seconds=seconds.tolist(), regret=[r if math.isfinite(r) else None for r in regret.tolist()], complete=complete.tolist()))

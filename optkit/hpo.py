@@ -6,13 +6,14 @@
 __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space', 'default_space', 'Space', 'as_space', 'ended',
            'fold_scores', 'spent', 'complete_table', 'best_complete', 'curves', 'courses', 'what_if', 'seconds_of',
            'Plan', 'requeue_interrupted', 'Search', 'next_with_key', 'BudgetSpent', 'Running', 'study_interval', 'tune',
-           'study_summary']
+           'Confirmed', 'Confirmation', 'confirm', 'study_summary']
 
 # %% ../nbs/04_hpo.ipynb #61925040
 import gc, hashlib, json, math, multiprocessing, os, pickle, re, threading, time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from datetime import timedelta
+from html import escape
 from numbers import Real
 from pathlib import Path
 
@@ -729,6 +730,75 @@ def _work(plan, where, progress):
     with place.lock(): study = _open_study(plan, place)
     try: Search(plan, place, study, None, None, print, progress).run()
     except KeyboardInterrupt: pass
+
+# %% ../nbs/04_hpo.ipynb #9cc64f4b
+@dataclass(frozen=True)
+class Confirmed:
+    "A trial of a search, run again"
+    number: int # of the trial
+    params: dict
+    search: float # its mean score in the search
+    fresh: float # its mean score on new folds; NaN where a run gave no number
+    fresh_scores: tuple[float, ...]
+
+@dataclass(frozen=True)
+class Confirmation:
+    "The best few of a search, best fresh score first"
+    rows: tuple[Confirmed, ...]
+    first: int # number of the trial that won the search
+    sign: int = 1 # -1 where lower is better
+
+    @property
+    def winner(self) -> Confirmed: return self.rows[0]
+    @property
+    def optimism(self) -> float: # how much better the search's winner looked than it is on new folds
+        row = next(r for r in self.rows if r.number == self.first)
+        return self.sign * (row.search - row.fresh)
+
+    def __repr__(self):
+        w = self.winner
+        return (f'Confirmation of {len(self.rows)} trials: trial {w.number} wins with {w.fresh:.4f} on new folds ({w.search:.4f} in the search); '
+                f'the winner of the search, trial {self.first}, looked {self.optimism:.4f} too good')
+
+    def _repr_html_(self):
+        head = ''.join(f'<th>{h}</th>' for h in ('trial', 'score in the search', 'score on new folds', *self.rows[0].params))
+        cells = lambda r: ''.join(f'<td>{v:.3g}</td>' if isinstance(v, float) else f'<td>{escape(str(v))}</td>' for v in r.params.values())
+        rows = ''.join(f'<tr><td>{r.number}</td><td>{r.search:.4f}</td><td>{r.fresh:.4f}</td>{cells(r)}</tr>' for r in self.rows)
+        return f'<table><tr>{head}</tr>{rows}</table>'
+
+# %% ../nbs/04_hpo.ipynb #84759419
+def confirm(
+    study: optuna.Study, # of `tune`
+    runner, # with `renewed(seed)`, as `TrainerRunner`; or already one with other folds and another seed
+    top: int = 5, # trials
+    folds: int | None = None, # None: as in the search
+    space=None, # where it adds constants to what it suggests
+    seed: int = 1, # of the new folds
+    progress: bool = True
+) -> Confirmation:
+    "Run the best few again. Raises `InputError` for a study in which no trial is complete."
+    sign = 1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else -1
+    best = sorted((t for t in study.get_trials(deepcopy=False) if ended(t) == 'complete'), key=lambda t: -sign * t.value)[:top]
+    if not best: raise InputError(f'study {study.study_name!r} has no trial that ran all folds, so there is nothing to confirm')
+    runner, folds = runner.renewed(seed) if hasattr(runner, 'renewed') else runner, folds or _settings(study)['folds']
+    rows, kept = [], dict(study.user_attrs.get('confirmed', {}))
+    for trial in tqdm(best, desc='again', unit='trial', disable=not progress):
+        name = f'{trial.number}:{seed}:{folds}'
+        if name not in kept:
+            params = _params(trial, space)
+            kept[name] = [_fold_again(runner, params, fold, sign) for fold in range(folds)]
+            study.set_user_attr('confirmed', kept)
+        scores = tuple(math.nan if v is None else v for v in kept[name])
+        rows.append(Confirmed(trial.number, _params(trial, space), trial.value, float(np.mean(scores)), scores))
+    return Confirmation(tuple(sorted(rows, key=lambda r: math.inf if math.isnan(r.fresh) else -sign * r.fresh)), best[0].number, sign)
+
+def _params(trial, space):
+    found = space(optuna.trial.FixedTrial(trial.params)) if callable(space) else dict(trial.params)
+    return {**found, **({'physical_batch': trial.user_attrs['physical_batch']} if 'physical_batch' in trial.user_attrs else {})}
+
+def _fold_again(runner, params, fold, sign):
+    values = [float(v) for v in runner(params, fold)]
+    return sign * max(sign * v for v in values) if values and all(map(math.isfinite, values)) else None
 
 # %% ../nbs/04_hpo.ipynb #9a32b998
 def study_summary(

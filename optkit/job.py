@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
+import optuna
 import torch
 from fastcore.basics import patch
 from tqdm.auto import tqdm
@@ -23,9 +24,10 @@ from .data import InputError, MicroBatch, read_table, tokenise
 from .engine import DEMO_MODEL, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
 from .folds import check_folds, hold_out, stratified_folds
 from .hardware import detect
-from .hpo import best_complete, parse_space, sqlite_storage, study_summary, tune
+from .hpo import best_complete, confirm, parse_space, sqlite_storage, study_summary, tune
 from .ladder import default_rungs, measure_ladder
 from .precision import attention_ran, choose_precision
+from .storage import silent
 from .strategies import STRATEGIES, as_strategy
 from .timing import provenance, read_json, write_json
 from .trainer import METRICS, TrainConfig, Trainer, fold_runner, make_engine, score
@@ -57,6 +59,7 @@ class JobConfig:
     space: tuple[str, ...] = SPACE # see `hpo.parse_space`
     metric: str = 'macro_f1' # one of `trainer.METRICS`
     strategy: str = 'racing' # one of `strategies.STRATEGIES`: when a trial is given up
+    confirm: int = 3 # best trials that run again on other folds; 0: the winner of the search is taken as it is
     precision: str | None = None # 'bf16', 'fp16', 'fp32'; None: chosen for the machine
     seed: int = 0
     drop_empty: bool = False # leave out rows with an empty text
@@ -65,7 +68,7 @@ class JobConfig:
     title: str = 'Tuning run'
 
     def __post_init__(self):
-        for name, low in (('trials', 1), ('folds', 2), ('epochs', 1), ('max_length', 8), ('rows', 1), ('effective_batch', 1), ('budget_s', 1)):
+        for name, low in (('trials', 1), ('folds', 2), ('epochs', 1), ('max_length', 8), ('rows', 1), ('effective_batch', 1), ('budget_s', 1), ('confirm', 0)):
             if (value := getattr(self, name)) is not None and not low <= value < math.inf: raise InputError(f'{name} is {value}, expected at least {low}')
         if self.strategy not in STRATEGIES: raise InputError(f'strategy is {self.strategy!r}, expected one of {tuple(STRATEGIES)}')
         if self.metric not in METRICS: raise InputError(f'metric is {self.metric!r}, expected one of {METRICS}')
@@ -90,7 +93,7 @@ class JobPlan:
     held_out: int # rows that only the last stage sees
     epochs: int # of a fold
     trials: int
-    study_s: float # seconds of the study if no trial is stopped
+    study_s: float # seconds of the study, and of its best few again, if no trial is stopped
     ladder_s: float # seconds of the ladder's timed rounds
     reason: str
 
@@ -113,7 +116,8 @@ def size_job(
     rows: int, # rows in the data
     budget_s: float | None, # None: no limit
     folds: int = 3, classes: int = 2,
-    trials: int | None = None, epochs: int | None = None, max_length: int | None = None, use_rows: int | None = None # asked for; None: sized
+    trials: int | None = None, epochs: int | None = None, max_length: int | None = None, use_rows: int | None = None, # asked for; None: sized
+    again: int = 0 # trials that run again on other folds
 ) -> JobPlan:
     "The largest job that the budget holds"
     held_out = held_out_size(rows, classes)
@@ -122,14 +126,15 @@ def size_job(
     speeds = {max_length: speeds[max_length]} if max_length else speeds
     for length, tier_epochs, least, tier_trials in _tiers(speeds, whole):
         n_epochs, n_trials = epochs or tier_epochs, trials or tier_trials
-        cost = study_seconds(1, n_epochs, n_trials, folds, speeds[length])
+        cost = study_seconds(1, n_epochs, n_trials + min(again, n_trials), folds, speeds[length])
         fits = whole if budget_s is None else min(whole, int(STUDY_SHARE * budget_s / cost))
         if fits >= least: break
     chosen = use_rows and whole or max(fits, fewest)
     seconds = chosen * cost
+    more = f' and the best {min(again, n_trials)} again' if again else ''
     limit = 'no time limit' if budget_s is None else f'a budget of {budget_s:.0f} s'
     return JobPlan(length, chosen, held_out, n_epochs, n_trials, seconds, 60. if budget_s is None else .12 * budget_s,
-        f'{speeds[length]:.0f} rows/s measured at {length} tokens; {n_trials} trials x {folds} folds x {n_epochs} epochs over {chosen} of {rows} rows take at most {seconds:.0f} s ({limit})')
+        f'{speeds[length]:.0f} rows/s measured at {length} tokens; {n_trials} trials{more} x {folds} folds x {n_epochs} epochs over {chosen} of {rows} rows take at most {seconds:.0f} s ({limit})')
 
 # %% ../nbs/04b_job.ipynb #fd448e3a
 def _sha256(path):
@@ -249,7 +254,7 @@ def decide(self: Job, what, value, reason): # kept in order, one a name
     write_json(self.path('decisions'), [*self.decisions.values()])
 
 # %% ../nbs/04b_job.ipynb #0683e106
-STAGES = ('speed', 'plan', 'data', 'batch', 'train', 'study', 'ladder', 'final')
+STAGES = ('speed', 'plan', 'data', 'batch', 'train', 'study', 'confirm', 'ladder', 'final')
 
 @patch
 def run(self: Job) -> Path: # the run folder
@@ -258,7 +263,7 @@ def run(self: Job) -> Path: # the run folder
     except OSError as exc: raise InputError(f'{self.folder}: the run folder cannot be made ({exc.strerror})') from None
     with _Lock(self.folder):
         self._open()
-        stages = [s for s in STAGES if s != 'ladder' or self.config.ladder]
+        stages = [s for s in STAGES if s not in ('confirm', 'ladder') or getattr(self.config, s)]
         with tqdm(stages, desc='job', unit='stage', disable=not self.progress) as bar:
             for stage in bar:
                 bar.set_postfix_str(stage)
@@ -339,7 +344,7 @@ def _rows_per_s(self: Job, store, length, batch=16, at_least=4, at_least_s=1.):
 @patch
 def _do_plan(self: Job):
     c, speeds = self.config, {int(k): v for k, v in self._speed['speeds'].items()}
-    plan = size_job(speeds, len(self.table), c.budget_s, c.folds, len(self.table.classes), c.trials, c.epochs, max(speeds) if c.max_length else None, c.rows)
+    plan = size_job(speeds, len(self.table), c.budget_s, c.folds, len(self.table.classes), c.trials, c.epochs, max(speeds) if c.max_length else None, c.rows, c.confirm)
     self.say(f'sized: {plan.reason}')
     if c.rows and plan.rows < c.rows: self.say(f'{c.rows} rows were asked for, {plan.rows} are left beside the {plan.held_out} that are held out')
     self._decide_size(plan)
@@ -435,7 +440,7 @@ def _do_study(self: Job):
     self.path('study_so_far').unlink(missing_ok=True)
     if (best := best_complete(study)) is None: self.say('study: no trial ran all folds')
     else: self.say(f'study: best {c.metric} {abs(best.value):.4f} (trial {best.number}), {", ".join(f"{k}={v:.3g}" for k, v in best.params.items() if isinstance(v, (int, float)))}')
-    self.path('final').unlink(missing_ok=True) # more trials may have another winner
+    for later in ('confirm', 'final'): self.path(later).unlink(missing_ok=True) # more trials may have another winner
     return summarise(study)
 
 @patch
@@ -447,6 +452,32 @@ def _rows_digest(self: Job): # what the trials of a study saw
 def _first(self: Job): # the first trial: the configuration that the first training used, where the space holds it
     base = asdict(self._base())
     return {k: base[k] for k, d in self.space.items() if (base[k] in d.choices if hasattr(d, 'choices') else d.low <= base[k] <= d.high)}
+
+# %% ../nbs/04b_job.ipynb #b9b3044b
+@patch
+def _do_confirm(self: Job):
+    c, (store, search, _), seed = self.config, self._ready(), (self.config.seed + 1) % 2**32
+    self.path('final').unlink(missing_ok=True)
+    if self._study['best'] is None: return dict(winner=None, first=None, rows=[], reason='no trial ran all folds')
+    folds = stratified_folds(search, self.table.labels, c.folds, seed, self.table.groups)
+    runner = fold_runner(self._engine_now(), store, folds, self._base(epochs=self._plan['epochs'], physical_batch=self._batch['physical'], seed=seed))
+    with silent(): study = optuna.load_study(study_name='optkit', storage=sqlite_storage(self.folder / 'study.db'))
+    found = confirm(study, runner, c.confirm, seed=seed, progress=self.progress)
+    value = _confirmed(found, -1 if c.metric == 'loss' else 1)
+    self.decide('best trial', f"trial {value['winner']}", _why_best(value, c.metric))
+    self.say(f"again: {_why_best(value, c.metric)}")
+    return value
+
+def _confirmed(found, sign): # plain values
+    known = lambda v: None if math.isnan(v) else sign * v
+    rows = [dict(number=r.number, params=r.params, search=known(r.search), fresh=known(r.fresh), fresh_scores=[known(v) for v in r.fresh_scores]) for r in found.rows]
+    return dict(winner=found.first if rows[0]['fresh'] is None else found.winner.number, first=found.first, optimism=None if math.isnan(found.optimism) else found.optimism, rows=rows)
+
+def _why_best(value, metric):
+    row = lambda n: next(r for r in value['rows'] if r['number'] == n)
+    won, say = row(value['winner']), lambda v: 'no number' if v is None else f'{v:.4f}'
+    why = f"of the best {len(value['rows'])} trials of the search, which ran again on other folds with another seed, trial {won['number']} has the best {metric}: {say(won['fresh'])} there, {say(won['search'])} in the search"
+    return why if won['number'] == value['first'] else why + f"; the winner of the search, trial {value['first']}, has {say(row(value['first'])['fresh'])} and {say(row(value['first'])['search'])}"
 
 # %% ../nbs/04b_job.ipynb #f6606a19
 @patch
@@ -482,7 +513,9 @@ def bootstrap_score(
 # %% ../nbs/04b_job.ipynb #fd54fd11
 @patch
 def _do_final(self: Job):
-    best = next((t for t in self._study['trials'] if t['number'] == self._study['best']), None)
+    again = self._confirm if self.config.confirm else None
+    winner = again['winner'] if again else self._study['best']
+    best = next((t for t in self._study['trials'] if t['number'] == winner), None)
     if best is None: return dict(params=None, metric=self.config.metric, score=None, rows=len(self._data['heldout']), reason='no trial ran all folds')
     store, search, _ = self._ready()
     config = self._base(**dict(epochs=self._plan['epochs'], physical_batch=best.get('physical_batch') or self._batch['physical']) | best['params'])
@@ -492,9 +525,10 @@ def _do_final(self: Job):
     held = np.array(self._data['heldout'])
     logits, labels = self.engine.predict(store, held).cpu(), store.labels.cpu()[held]
     if self.config.save_model: self._save()
-    final = _final(logits, labels, best, config, self.table, search)
+    final = _final(logits, labels, best, config, self.table, search) | dict(fresh_score=next(r['fresh'] for r in again['rows'] if r['number'] == winner) if again else None)
     self.say(f"held out: {config.metric} {final['score']:.4f} [{final['interval'][0]:.4f}, {final['interval'][1]:.4f}] on {len(held)} rows that the search never saw; "
-             f"accuracy {final['accuracy']:.4f}, always the commonest label {final['majority_accuracy']:.4f}")
+             f"accuracy {final['accuracy']:.4f}, always the commonest label {final['majority_accuracy']:.4f}"
+             + (f"; trial {winner} had {abs(best['value']):.4f} in the search and {abs(final['fresh_score'] or math.nan):.4f} on new folds" if again else ''))
     return final
 
 def _final(logits, labels, best, config, table, search):
