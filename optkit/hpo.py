@@ -60,7 +60,7 @@ class TrainerRunner:
         digest = hashlib.sha256()
         for rows in self.folds:
             for part in rows: digest.update(np.asarray(part, dtype=np.int64).tobytes() + b'|')
-        config = {k: v for k, v in asdict(self.trainer.config).items() if k not in ('physical_batch', 'eval_batch')}
+        config = {k: None if k == 'max_tokens' else v for k, v in asdict(self.trainer.config).items() if k not in ('physical_batch', 'eval_batch', 'batch_table')}
         data = hashlib.sha256(self.trainer.store.labels.cpu().numpy().tobytes() + str(len(self.trainer.store)).encode()).hexdigest()[:16]
         return dict(folds=digest.hexdigest()[:16], data=data, config=config)
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'ADAPTERS', 'ATTENTION', 'CLAIM_SWITCHES', 'log', 'CHANGES_NOTHING', 'BUILT_IN', 'Hyperparameters',
-           'TrainConfig', 'lr_factor', 'with_adapter', 'make_engine', 'check_run', 'balanced_weights', 'smaller_pieces',
-           'steadier', 'faster_workers', 'choose_snapshot', 'SpikeWatch', 'Epoch', 'FitResult', 'Position', 'Trainer',
-           'Broken', 'fold_runner', 'FromHF', 'from_hf']
+           'TrainConfig', 'lr_factor', 'with_adapter', 'make_engine', 'plan_sizes', 'check_run', 'balanced_weights',
+           'smaller_pieces', 'steadier', 'faster_workers', 'choose_snapshot', 'SpikeWatch', 'Epoch', 'FitResult',
+           'Position', 'Trainer', 'Broken', 'with_rows', 'fold_runner', 'FromHF', 'from_hf']
 
 # %% ../nbs/03_trainer.ipynb #3dc1f70d
 import copy, json, logging, math, os, time, traceback
@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from .batch_finder import is_out_of_memory, planned_updates
 from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
 from .data import IGNORED, LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
-from .engine import CHECKPOINTING, OPTIMIZERS, Engine, training_flops, with_labels
+from .engine import CHECKPOINTING, OPTIMIZERS, Engine, plan_batch, plan_evaluation, plan_table, plan_tokens, training_flops, with_labels
 from .fast import FastEngine
 from .hardware import Choice
 from .hf import left_out, rows_of, settings_of, store_of
@@ -78,6 +78,7 @@ class TrainConfig(Hyperparameters):
     fast: bool = False # steps from a few shapes, on a GPU compiled by layer and captured as CUDA graphs: `fast.FastEngine`
     zero_grad_none: bool = True # drop gradients instead of zeroing them
     max_tokens: int | None = None # of a pack; None: `data.pack_budget` of the physical batch
+    batch_table: tuple[tuple[int, int], ...] | None = None # (tokens, rows): rows of a micro-batch of sorted rows of up to so many tokens; None: `physical_batch` for all
     checkpointing: str = 'off' # gradient checkpointing, one of `engine.CHECKPOINTING`
     optimizer: str = 'adamw' # one of `engine.OPTIMIZERS`
     attention: str | None = None # of transformers; None: as the model was loaded
@@ -97,7 +98,7 @@ class TrainConfig(Hyperparameters):
 
     def __post_init__(self):
         for f in fields(self):
-            if isinstance(value := getattr(self, f.name), list): object.__setattr__(self, f.name, tuple(value))
+            if isinstance(value := getattr(self, f.name), list): object.__setattr__(self, f.name, tuple(tuple(v) if isinstance(v, list) else v for v in value))
         for ok, said in _conditions(self):
             if not ok: raise ValueError(said)
 
@@ -126,7 +127,10 @@ def _conditions(c):
 
 def _contradictions(c):
     both = lambda a, b, said: (not (a and b), said)
-    return [both(c.max_tokens, c.layout != 'packed', f"max_tokens is for the layout 'packed', but layout is {c.layout!r}; leave it out"),
+    pairs = c.batch_table is None or len(c.batch_table) > 0 and all(isinstance(p, tuple) and len(p) == 2 and all(isinstance(n, Integral) and n > 0 for n in p) for p in c.batch_table)
+    return [(pairs, f'batch_table is {c.batch_table!r}, expected pairs of tokens and rows, such as ((128, 64), (512, 16))'),
+            both(c.batch_table, c.layout not in ('sorted', 'grouped'), f"batch_table is for the layouts 'sorted' and 'grouped', but layout is {c.layout!r}; leave it out"),
+            both(c.max_tokens, c.layout != 'packed', f"max_tokens is for the layout 'packed', but layout is {c.layout!r}; leave it out"),
             both(c.weights == 'bf16', c.precision in ('fp32', 'fp16'), f'weights in bf16 with products in {c.precision} contradict each other; leave out one of them'),
             both(c.weights == 'bf16', c.adapter, 'adapters train in fp32; load the model in bf16 instead of asking for weights'),
             both(c.fast, c.compile, 'fast compiles each layer itself; leave compile out'),
@@ -203,6 +207,45 @@ def make_engine(
                   label_smoothing=config.label_smoothing, optimizer=config.optimizer, checkpointing=config.checkpointing, ema=config.ema, **kwargs)
     engine.peak = (hardware.gpu.peak or {}).get(precision.compute.value) if hardware.gpu and hardware.device == 'cuda' else None # FLOP/s, for MFU
     return engine
+
+# %% ../nbs/03_trainer.ipynb #83aca7d9
+def plan_sizes(
+    engine: Engine,
+    store: TokenStore, # on the engine's device
+    config: TrainConfig, # sizes that it gives are kept
+    effective: int | None = None, # rows of the largest optimizer step; None: that of the configuration
+    headroom: float = .02, # share of the card's memory that stays free
+    limit: int | None = None # largest number of rows to try; None: see `plan_batch`
+) -> tuple[TrainConfig, list, object]: # with sizes; decisions, each (what, `Choice`); the `BatchPlan` of training, if one was measured
+    "Measure the sizes that a configuration leaves open; the engine stays as it was"
+    c, effective, plan, decisions = config, effective or config.effective_batch, None, []
+    if isinstance(engine, FastEngine) and not engine.reason:
+        return c, [('physical batch', Choice(engine.at_once, 'the fast engine cuts each step into shapes of its own, and takes fewer rows where one does not fit'))], None
+    if c.layout == 'packed' and c.max_tokens is None:
+        plan = plan_tokens(engine, store, headroom, effective=effective)
+        c = replace(c, max_tokens=plan.max_tokens)
+        decisions.append(('tokens of a pack', Choice(plan.max_tokens, plan.reason)))
+    elif c.layout != 'packed' and c.physical_batch is None:
+        plan = plan_batch(engine, store, effective, headroom, limit, layout=c.layout)
+        c = replace(c, physical_batch=plan.physical)
+        decisions.append(('physical batch', Choice(plan.physical, f'accumulation {plan.accumulation} for {effective} rows a step; {plan.reason}')))
+        if c.layout in ('sorted', 'grouped') and c.batch_table is None:
+            table = _rows_by_length(engine, store, plan, effective, headroom, limit)
+            c = replace(c, batch_table=table.value)
+            decisions.append(('rows by length', table))
+    found = plan_evaluation(engine, store, headroom, limit or (512 if engine.device.type == 'cuda' else None))
+    decisions.append(('rows at once in evaluation', Choice(found.physical, f'forward only, {found.reason}')))
+    return replace(c, eval_batch=found.physical), decisions, plan
+
+def _rows_by_length(engine, store, plan, effective, headroom, limit):
+    "A table of rows for shorter lengths, where a step of the longest rows has to be cut"
+    if plan.accumulation == 1: return Choice(None, f'a whole step of {plan.effective} of the longest rows fits')
+    lengths = sorted({int(min(-(-np.quantile(store.lengths, q, method='higher') // 8) * 8, plan.longest)) for q in (.25, .5, .75)} - {plan.longest})
+    if not lengths: return Choice(None, 'most rows are as long as the longest')
+    plans = plan_table(engine, store, tuple(lengths), effective, headroom, limit)
+    table = tuple((tokens, max(p.batch for p in found.tried if p.fits)) for tokens, found in plans.items())
+    if all(rows <= plan.physical for _, rows in table): return Choice(None, f'shorter rows let no more than {plan.physical} through')
+    return Choice(tuple((tokens, max(rows, plan.physical)) for tokens, rows in table), f'{plan.physical} of the longest rows fit, of shorter ones more: ' + ', '.join(f'{rows} of up to {tokens} tokens' for tokens, rows in table))
 
 # %% ../nbs/03_trainer.ipynb #a48e0175
 def check_run(
@@ -368,7 +411,7 @@ class Position:
     scale: float = 1. # of the learning rate
     again_from: int = 0; again: int = 0 # a second warm-up: its first step and its length
     recovered: bool = False
-    physical: int = 0; max_tokens: int | None = None # of a micro-batch
+    physical: int = 0; max_tokens: int | None = None; table: tuple | None = None # of a micro-batch
     eval_batch: int = 64
     watch: SpikeWatch = field(default_factory=SpikeWatch)
     decisions: list = field(default_factory=list)
@@ -401,12 +444,17 @@ class Trainer:
         self.engine, self.config, self.progress, self.custom, self.peak, self.tokenizer = engine, config, progress, custom, peak or getattr(engine, 'peak', None), tokenizer
         self.on_step, self.on_epoch, self.on_end, self.folder = on_step, on_epoch, on_end, None if folder is None else Path(folder)
         self.store, self.placed = place(store, str(engine.device))
-        self.loader, self.rates, self.total, self.stopping, self.pending = None, {}, 0, False, []
+        self.loader, self.rates, self.total, self.stopping, self.pending, self.planned = None, {}, 0, False, [], ()
         self.rank, self.ranks = (0, 1) if engine.ranks is None else (torch.distributed.get_rank(engine.ranks), torch.distributed.get_world_size(engine.ranks))
 
     def stop(self):
         "Ask a run to end after its current step; what it has is kept, and it can be resumed"
         self.stopping = True
+
+    def plan(self, headroom: float = .02, limit: int | None = None) -> TrainConfig: # which the trainer then has
+        "Measure the sizes that the configuration leaves open, see `plan_sizes`; the next run keeps the decisions"
+        self.config, self.planned, _ = plan_sizes(self.engine, self.store, self.config, headroom=headroom, limit=limit)
+        return self.config
 
 # %% ../nbs/03_trainer.ipynb #848db354
 class Broken(Exception):
@@ -461,9 +509,10 @@ def _smaller(self: Trainer, rows, why):
     c, p, s = self.config, self.position, self.store
     physical = p.physical or -(-min(c.effective_batch, len(rows)) // self.ranks)
     budget = (p.max_tokens or c.max_tokens or pack_budget(physical, s.max_length)) if c.layout == 'packed' else None
-    choice = smaller_pieces(physical, budget, int(s.lengths[self.train].max()), why)
+    if p.table: choice = Choice((physical, None), f'{why}: micro-batches of {physical} rows, whatever their length')
+    else: choice = smaller_pieces(physical, budget, int(s.lengths[self.train].max()), why)
     self.decide('physical batch' if budget is None else 'tokens of a pack', choice)
-    p.physical, p.max_tokens = choice.value
+    (p.physical, p.max_tokens), p.table = choice.value, None
     self.engine.__dict__.setdefault('fits', {})[c.layout, s.max_length] = choice.value # the next fold or trial begins with it
     share = rank_share(rows, s.lengths, c.layout, self.rank, self.ranks)
     return Step(micro_batches(share, s.lengths, p.physical, c.layout, s.max_length, p.max_tokens), rows)
@@ -472,7 +521,7 @@ def _smaller(self: Trainer, rows, why):
 def _plan(self: Trainer, rows):
     "The steps of the epoch that are left, gathered ahead where the store is not on the device"
     c, p = self.config, self.position
-    left = steps(self.store, rows, c.effective_batch, c.seed, p.epoch, c.layout, p.physical or c.physical_batch, p.max_tokens or c.max_tokens, self.rank, self.ranks, p.within)
+    left = steps(self.store, rows, c.effective_batch, c.seed, p.epoch, c.layout, p.physical or c.physical_batch, p.max_tokens or c.max_tokens, self.rank, self.ranks, p.within, p.table)
     return left if self.loader is None else self.loader(left)
 
 # %% ../nbs/03_trainer.ipynb #7e0f3d3a
@@ -480,7 +529,7 @@ def _plan(self: Trainer, rows):
 def _train_epoch(self: Trainer, rows):
     "The steps of the epoch that are left; the mean loss of the epoch"
     c, p = self.config, self.position
-    start, size = time.perf_counter(), (p.physical, p.max_tokens)
+    start, size = time.perf_counter(), (p.physical, p.max_tokens, p.table)
     again = True
     while again:
         again = False
@@ -492,7 +541,7 @@ def _train_epoch(self: Trainer, rows):
             if self.on_step: self.on_step(p.done, p.total)
             if self.stopping: break
             if c.save_every and p.done % c.save_every == 0 and p.within < self.per_epoch: self._read(); self._save()
-            if (p.physical, p.max_tokens) != size: size, again = (p.physical, p.max_tokens), True; break # the steps that follow are laid out anew
+            if (p.physical, p.max_tokens, p.table) != size: size, again = (p.physical, p.max_tokens, p.table), True; break # the steps that follow are laid out anew
     self._read()
     p.seconds += time.perf_counter() - start
     return p.loss_sum / max(p.weight_sum, 1e-30)
@@ -536,7 +585,7 @@ def _go_back(self: Trainer, broken):
     set_random_state(random, self.engine.device)
     choice = steadier(self.config.lr * p.scale, p.total - p.done, why)
     p.scale, (p.again_from, p.again), p.recovered, p.decisions = p.scale * choice.value[0], (p.done, choice.value[1]), True, now.decisions
-    p.physical, p.max_tokens, p.watch.recent, self.position, self.good = now.physical, now.max_tokens, [], p, None
+    p.physical, p.max_tokens, p.table, p.watch.recent, self.position, self.good = now.physical, now.max_tokens, now.table, [], p, None
     alone = self._not_finite(broken.rows)
     self.decide('loss', Choice(f'back to step {p.done}', choice.reason + (f'; rows {alone} give no number by themselves under that state' if alone else '')))
     self._save() # later checkpoints are of the path that was given up
@@ -551,7 +600,7 @@ def _not_finite(self: Trainer, rows):
     return np.repeat(rows, self.store.targets[rows] if self.store.targets is not None else 1)[bad][:8].tolist()
 
 # %% ../nbs/03_trainer.ipynb #84293bb2
-CHANGES_NOTHING = {'physical_batch', 'eval_batch', 'layout', 'max_tokens', 'zero_grad_none', 'compile', 'fast', 'checkpointing', 'eval_on_device', 'workers', 'pin_memory', 'persistent_workers', 'prefetch',
+CHANGES_NOTHING = {'physical_batch', 'eval_batch', 'layout', 'max_tokens', 'batch_table', 'zero_grad_none', 'compile', 'fast', 'checkpointing', 'eval_on_device', 'workers', 'pin_memory', 'persistent_workers', 'prefetch',
                    'read_every', 'save_every', 'keep', 'recover', 'shrink', 'spike', 'tf32', 'fused', 'cudnn_benchmark', 'attention', 'deterministic'} # but rounding: a resumed run may have others
 
 @patch
@@ -576,9 +625,10 @@ def _begin(self: Trainer, train, valid, resume):
     train = self.train = np.asarray(train)
     check_run(self.engine, self.store, c, train, valid, self.custom)
     self.per_epoch = planned_updates(len(train), c.effective_batch, 1)
-    self.position = Position(c.epochs * self.per_epoch, physical=c.physical_batch or 0, max_tokens=c.max_tokens, eval_batch=c.eval_batch, watch=SpikeWatch(c.spike))
+    self.position = Position(c.epochs * self.per_epoch, physical=c.physical_batch or 0, max_tokens=c.max_tokens, table=c.batch_table, eval_batch=c.eval_batch, watch=SpikeWatch(c.spike))
     rows, tokens = self.engine.__dict__.get('fits', {}).get((c.layout, self.store.max_length), (0, None)) if c.shrink else (0, None)
-    if rows and rows < (c.physical_batch or c.effective_batch) or tokens and tokens < (c.max_tokens or math.inf): self.position.physical, self.position.max_tokens = rows, tokens
+    if rows and rows < (c.physical_batch or c.effective_batch) or rows and c.batch_table or tokens and tokens < (c.max_tokens or math.inf): self.position.physical, self.position.max_tokens = rows, tokens
+    if rows: self.position.table = None # it did not fit
     saved = self._found(train, valid, resume)
     try: one, two = (training_flops(self.engine.model, np.array([n])) for n in (1, 2)); flops = [2 * one - two / 2, two / 2 - one]
     except AttributeError: pass # a configuration that does not say its layers
@@ -587,6 +637,7 @@ def _begin(self: Trainer, train, valid, resume):
     self.meter = Meter(self.total, c.epochs, c.metric, self.engine.device, self.peak, path)
     self.bar = tqdm(total=self.total, desc='train', unit='step', leave=False) if self.progress else None
     self._reset()
+    for what, choice in self.planned if not saved else (): self.decide(what, choice)
     if saved: self._take_up(*saved)
     elif self.folder and not self.rank: write_json(self.folder / 'train_config.json', asdict(c))
     if self.store.tokens.device.type != self.engine.device.type: self._gather_ahead(c.workers or 0)
@@ -770,6 +821,13 @@ def refit(self: Trainer,
 BUILT_IN = {'precision', 'tf32', 'fused', 'compile', 'fast', 'zero_grad_none', 'optimizer', 'checkpointing', 'attention', 'weights', 'fp8', 'cudnn_benchmark', 'deterministic', 'ema',
             'adapter', 'adapter_rank', 'adapter_alpha', 'adapter_dropout', 'adapter_targets'} # what only `make_engine` reads
 
+def with_rows(
+    config: TrainConfig, changes: dict # fields
+) -> TrainConfig:
+    "The configuration with these changes; a physical batch that became smaller holds for rows of any length"
+    smaller = changes.get('physical_batch') and changes['physical_batch'] < (config.physical_batch or math.inf)
+    return replace(config, **{**(dict(batch_table=None) if smaller else {}), **changes})
+
 def fold_runner(
     engine: Engine, # one for the whole study; reset for each fold
     store: TokenStore,
@@ -783,7 +841,7 @@ def fold_runner(
     def runner(params, fold):
         if fixed := set(params) & BUILT_IN: raise InputError(f'{sorted(fixed)} belong to the engine, which is built once for the study; a search may not vary them')
         if unknown := set(params) - names: raise InputError(f'TrainConfig has no {sorted(unknown)}; a search may vary {sorted(names)}')
-        trainer = Trainer(engine, store, replace(config, **{'recover': False, **params}), on_step=on_step)
+        trainer = Trainer(engine, store, with_rows(replace(config, recover=False), params), on_step=on_step)
         for epoch in trainer.epochs(*folds[fold]): yield epoch.score
     return runner
 

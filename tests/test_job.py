@@ -74,7 +74,7 @@ def test_the_whole_job_and_its_model(folder, tmp_path):
     assert final['interval'][0] <= final['score'] <= final['interval'][1] and final['score'] > final['majority_accuracy']
     ladder = read_json(out / 'ladder.json')
     assert [r['variant'] for r in ladder['rows']][:2] == ['baseline', 'baseline again'] and all(abs(r['loss']['difference']) < .02 for r in ladder['rows'])
-    assert {d['what'] for d in read_json(out / 'decisions.json')} == {'precision', 'TF32', 'size of the job', 'physical batch', 'attention', 'best trial'} and plan['trials'] == 8
+    assert {d['what'] for d in read_json(out / 'decisions.json')} == {'precision', 'TF32', 'size of the job', 'physical batch', 'rows by length', 'rows at once in evaluation', 'attention', 'best trial'} and plan['trials'] == 8
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(out / 'model'), AutoTokenizer.from_pretrained(out / 'model')
     table = pd.read_csv(folder / 'data.csv').iloc[data['heldout']]
     import torch
@@ -143,6 +143,21 @@ def test_the_best_few_run_again_on_other_folds(folder, tmp_path, monkeypatch):
     (out / 'confirm.json').unlink()
     run(config(folder, out, trials=4, confirm=1))
     assert read_json(out / 'final.json')['trial'] == study['best'], 'another winner is refitted'
+
+
+def test_sizes_are_measured_for_the_layout(folder, tmp_path, monkeypatch):
+    seen, real = {}, optkit.job.fold_runner
+    monkeypatch.setattr(optkit.job, 'fold_runner', lambda engine, store, folds, c: (seen.setdefault(c.layout, c), real(engine, store, folds, c))[1])
+    for layout in ('sorted', 'packed'):
+        run(config(folder, tmp_path / layout, layout=layout, trials=2, epochs=1))
+        batch, decisions = read_json(tmp_path / layout / 'batch.json'), {d['what']: d for d in read_json(tmp_path / layout / 'decisions.json')}
+        c = seen[layout]
+        assert c.eval_batch == batch['eval_batch'] == int(decisions['rows at once in evaluation']['value']) and decisions['rows at once in evaluation']['reason']
+        if layout == 'packed': assert c.physical_batch is None and c.max_tokens == batch['max_tokens'] == int(decisions['tokens of a pack']['value']) and batch['physical'] >= 1
+        else: assert (c.physical_batch, c.max_tokens) == (batch['physical'], None) and 'rows by length' in decisions
+        assert read_json(tmp_path / layout / 'final.json')['score'] is not None
+    with pytest.raises(InputError, match="layout is 'grouped', expected one of"): config(folder, tmp_path / 'x', layout='grouped')
+    with pytest.raises(InputError, match='layout was packed, now sorted'): run(config(folder, tmp_path / 'packed', trials=2, epochs=1))
 
 
 def test_without_runs_on_other_folds_the_best_of_the_search_is_refitted(folder, tmp_path):
