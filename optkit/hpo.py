@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space', 'default_space', 'Space', 'as_space', 'ended',
            'fold_scores', 'spent', 'complete_table', 'best_complete', 'curves', 'courses', 'what_if', 'seconds_of',
-           'Plan', 'requeue_interrupted', 'Search', 'next_with_key', 'BudgetSpent', 'Running', 'study_interval', 'tune',
-           'Confirmed', 'Confirmation', 'confirm', 'study_summary']
+           'Plan', 'requeue_interrupted', 'Search', 'next_with_key', 'BudgetSpent', 'Running', 'write_values',
+           'study_interval', 'tune', 'Confirmed', 'Confirmation', 'confirm', 'study_summary']
 
 # %% ../nbs/04_hpo.ipynb #61925040
 import gc, hashlib, json, math, multiprocessing, os, pickle, re, threading, time
@@ -22,6 +22,8 @@ import optuna
 from fastcore.basics import patch
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution, distribution_to_json
 from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages._rdb import models
+from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, Trial, TrialState
 from tqdm.auto import tqdm
 
@@ -423,9 +425,29 @@ class Running:
     start: float = field(default_factory=time.perf_counter)
     reported: set = field(default_factory=set)
     tuples: list = field(default_factory=list) # of the fold that runs, with several objectives
+    waiting: list = field(default_factory=list) # values that are not stored yet, (step, value)
+    written: float = field(default_factory=time.perf_counter)
     all_values: list = field(default_factory=list)
 
     def bill(self) -> dict: return dict(seconds=self.seconds + time.perf_counter() - self.start, training=self.training, epochs=self.epochs)
+
+def write_values(
+    trial: Trial, # that runs
+    pairs: Sequence[tuple[int, float]] # (step, value)
+):
+    "Report values, in one transaction where the storage is relational"
+    storage = getattr(trial.storage, '_backend', trial.storage)
+    if len(pairs) < 2 or not isinstance(storage, optuna.storages.RDBStorage):
+        for step, value in pairs: trial.report(value, step)
+        return
+    number, kind = trial._trial_id, models.TrialIntermediateValueModel
+    with _create_scoped_session(storage.scoped_session, True) as session:
+        storage.check_trial_is_updatable(number, models.TrialModel.find_or_raise_by_id(number, session).state)
+        there = {step for step, in session.query(kind.step).filter(kind.trial_id == number)}
+        for step, value in pairs:
+            stored, known = kind.intermediate_value_to_stored_repr(float(value))
+            if step not in there: session.add(kind(trial_id=number, step=step, intermediate_value=stored, intermediate_value_type=known))
+    trial._cached_frozen_trial.intermediate_values.update(pairs)
 
 @patch
 def begin(self: Search, trial, params) -> Running:
@@ -434,8 +456,7 @@ def begin(self: Search, trial, params) -> Running:
     scores, several = [*done.get('scores', [])], len(self.plan.directions) > 1
     kept = [] if several else self._kept(trial, stride)[:len(scores)]
     if not several: scores = scores[:len(kept)]
-    for fold, values in enumerate(kept):
-        for epoch, value in enumerate(values, 1): trial.report(value, fold * stride + epoch)
+    write_values(trial, [(fold * stride + epoch, value) for fold, values in enumerate(kept) for epoch, value in enumerate(values, 1)])
     course = Course(trial.number, [[sign * v for v in c] for c in kept] if not several else [[0.]] * len(scores), 'epochs' not in trial.params)
     return Running(trial, params, course, scores, done.get('seconds', 0.), done.get('training', 0.), done.get('epochs', 0))
 
@@ -479,11 +500,19 @@ def report(self: Search, run: Running, fold, epoch, value):
     step, several = fold * self.plan.stride + epoch, len(self.plan.directions) > 1
     if several or step in run.reported: return # a fold that is repeated with a smaller batch gives the same values
     run.reported.add(step)
-    run.trial.report(run.tuples[-1][0], step)
+    run.waiting.append((step, run.tuples[-1][0]))
+    if self.plan.strategy.watches_study or time.perf_counter() - run.written > 1.: self.write(run) # a pruner reads them from the study
+
+@patch
+def write(self: Search, run: Running):
+    "Store the values that wait: all in one transaction, which costs little more than one alone"
+    waiting, run.waiting, run.written = run.waiting, [], time.perf_counter()
+    write_values(run.trial, waiting)
 
 @patch
 def fold_done(self: Search, run: Running, course: Course):
     "Write down what a finished fold gave"
+    self.write(run)
     if len(self.plan.directions) > 1: # every objective at the epoch that is best for the first
         best = max(range(len(run.tuples)), key=lambda n: self.plan.sign * run.tuples[n][0])
         run.scores.append(list(run.tuples[best])); run.all_values.append([list(t) for t in run.tuples])
@@ -582,6 +611,7 @@ def fail(self: Search, run: Running, reason: str, constraint: str, amount: float
 
 @patch
 def _end(self: Search, run, how, reason, build):
+    self.write(run)
     self.current = None
     said = dict(run.bill(), **({'build': build} if build else {}))
     if how != 'complete' and reason: run.trial.set_user_attr('reason', reason)
