@@ -13,7 +13,7 @@ from optkit.timing import read_json
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'bench'))
 import study
 
-SMALL = '--documents 9 --train-documents 2 --fresh-documents 9 --length 24 --evaluations 4 --trials 5 --study-seeds 1 --fresh 2 --simulated-trials 15 --simulated-seeds 2'.split()
+SMALL = '--documents 9 --train-documents 2 --fresh-documents 9 --length 24 --evaluations 4 --trials 4 --study-seeds 1 --fresh 2 --simulated-trials 15 --simulated-seeds 2'.split()
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def test_a_study_over_many_calls_is_that_of_one_call(pack):
     calls, path = 0, None
     while path is None and calls < 40: calls, path = calls + 1, call(pack, '--strategies', 'none', 'racing', '--limit', '0', state='parts')
     parts = read_json(path)
-    assert calls > 10, 'a call without time does one trial, or one fresh run'
+    assert calls >= 8, 'a call without time does one trial, or one fresh run'
     assert [[r[k] for k in ('study', 'trials', 'complete', 'epochs', 'params', 'search', 'fresh')] for r in parts['studies']] == [[r[k] for k in ('study', 'trials', 'complete', 'epochs', 'params', 'search', 'fresh')] for r in whole['studies']]
     assert sum(f.stat().st_size for f in (pack / 'parts').iterdir()) < 2 ** 20 and not (pack / 'parts' / 'study.db-wal').exists() or not (pack / 'parts' / 'study.db-wal').stat().st_size
     row = parts['studies'][0]
-    assert row['calls'] > 1 and row['epochs'] == 5 * 3 * 4 and row['seconds'] > 0
+    assert row['calls'] > 1 and row['epochs'] == 4 * 3 * 4 and row['seconds'] > 0
     assert 0 < row['outside_share'] < 1 and row['wall'] > row['outside'] > 0 and row['fixed']['p50'] < row['wall']
     assert len(row['fresh_scores']) == 2 and row['fresh'] == pytest.approx(np.mean(row['fresh_scores']))
     assert {r['variant']: r['ratio']['p50'] for r in parts['rows']}['none'] == 1 and parts['rows'][1]['fresh']['by_seed'] == pytest.approx([parts['studies'][1]['fresh'] - row['fresh']])

@@ -174,4 +174,3 @@ def test_scores_on_pairs_of_documents_are_those_of_a_plain_loop():
         plain.append(best)
     assert np.mean(plain) > .5, f'nothing was learnt: {plain}'
     assert np.mean(ours) > np.mean(plain) - .01, (ours, plain)
-    print(ours, plain)
