@@ -22,8 +22,6 @@ import optuna
 from fastcore.basics import patch
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution, distribution_to_json
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages._rdb import models
-from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, Trial, TrialState
 from tqdm.auto import tqdm
 
@@ -431,17 +429,22 @@ class Running:
 
     def bill(self) -> dict: return dict(seconds=self.seconds + time.perf_counter() - self.start, training=self.training, epochs=self.epochs)
 
+try: # what Optuna itself writes a value with
+    from optuna.storages._rdb import models
+    from optuna.storages._rdb.storage import _create_scoped_session as _session
+except ImportError: _session = None # then value by value
+
 def write_values(
     trial: Trial, # that runs
     pairs: Sequence[tuple[int, float]] # (step, value)
 ):
     "Report values, in one transaction where the storage is relational"
     storage = getattr(trial.storage, '_backend', trial.storage)
-    if len(pairs) < 2 or not isinstance(storage, optuna.storages.RDBStorage):
+    if len(pairs) < 2 or not isinstance(storage, optuna.storages.RDBStorage) or _session is None:
         for step, value in pairs: trial.report(value, step)
         return
     number, kind = trial._trial_id, models.TrialIntermediateValueModel
-    with _create_scoped_session(storage.scoped_session, True) as session:
+    with _session(storage.scoped_session, True) as session:
         storage.check_trial_is_updatable(number, models.TrialModel.find_or_raise_by_id(number, session).state)
         there = {step for step, in session.query(kind.step).filter(kind.trial_id == number)}
         for step, value in pairs:
