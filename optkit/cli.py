@@ -339,7 +339,7 @@ def _with_preset(name, fields, train):
     from optkit.job import JOB_DECIDES
     from optkit.status import preset_of
     preset, asked = preset_of(name), {text.partition('=')[0].strip() for text in train}
-    if preset.precision and not fields.get('precision'): fields = fields | dict(precision=preset.precision)
+    for name in ('precision', 'layout'): fields = {name: getattr(preset, name), **fields} if getattr(preset, name) else fields
     return preset.to_dict(), fields, (*train, *(f'{k}={getattr(preset, k)}' for k in preset.reasons if k not in asked and k not in JOB_DECIDES))
 
 # %% ../nbs/05a_cli.ipynb #acca21e5

@@ -705,22 +705,33 @@ def _packed(rows, lengths, max_tokens, multiple=64):
         offsets = np.concatenate([[0], np.cumsum(lengths[part])])
         yield MicroBatch(part, int(min(math.ceil(offsets[-1] / multiple) * multiple, max_tokens)), offsets)
 
+def _by_length(rows, lengths, physical, max_length, table):
+    "From the longest row down"
+    parts, end, table = [], len(rows), sorted(table)
+    while end:
+        longest = _pad_to(lengths[rows[end - 1:end]], max_length)
+        size = next((n for tokens, n in table if longest <= tokens), physical)
+        parts.append(rows[max(0, end - size):end])
+        end -= len(parts[-1])
+    return parts[::-1]
+
 def micro_batches(
     rows: np.ndarray, # row numbers of one optimizer step
     lengths: np.ndarray, # tokens of every row of the store
     physical: int, # rows of a micro-batch at most
     layout: str, # one of `LAYOUT_LABELS`
     max_length: int, # tokens
-    max_tokens: int | None = None # of a pack; None: `pack_budget`
+    max_tokens: int | None = None, # of a pack; None: `pack_budget`
+    table=None # ((tokens, rows), ...) of `sorted` and `grouped`: rows of a micro-batch whose longest row has at most so many tokens, for those that are longer `physical`
 ) -> list[MicroBatch]:
-    "Cut one optimizer step into even micro-batches"
+    "Cut one optimizer step into even micro-batches, or by a table as many rows as each length lets through"
     if layout not in LAYOUT_LABELS: raise ValueError(f'layout {layout!r} is unknown, expected one of {tuple(LAYOUT_LABELS)}')
     physical = _whole('physical', physical, 1)
     max_tokens = pack_budget(physical, max_length) if max_tokens is None else _whole('max_tokens', max_tokens, 1)
     if not len(rows): return []
     if layout == 'packed': return list(_packed(rows, lengths, max_tokens))
     if layout in ('sorted', 'grouped'): rows = rows[np.argsort(lengths[rows], kind='stable')]
-    parts = np.array_split(rows, math.ceil(len(rows) / physical))
+    parts = _by_length(rows, lengths, physical, max_length, table) if table and layout in ('sorted', 'grouped') else np.array_split(rows, math.ceil(len(rows) / physical))
     return [MicroBatch(part, max_length if layout == 'full' else _pad_to(lengths[part], max_length)) for part in parts]
 
 # %% ../nbs/02a_data.ipynb #775d96d6
@@ -779,12 +790,13 @@ def steps(
     physical: int | None = None, # rows of a micro-batch at most; None: the whole step
     max_tokens: int | None = None, # of a pack; None: `pack_budget` of `physical`
     rank: int = 0, ranks: int = 1, # this process, and how many share each step
-    first_step: int = 0 # steps of the epoch that are done already
+    first_step: int = 0, # steps of the epoch that are done already
+    table=None # see `micro_batches`
 ) -> Iterator[Step]: # one list of micro-batches an optimizer step
     "The optimizer steps of one epoch: the samples are those of a plain loop, whatever the layout. Raises `ValueError` at once for settings that cannot be."
     rows, effective, first_step = _row_numbers(store, rows), _whole('effective', effective, 1), _whole('first_step', first_step, 0)
     physical = max(1, min(effective, len(rows))) if physical is None else physical
-    def share(whole): return micro_batches(rank_share(whole, store.lengths, layout, rank, ranks), store.lengths, physical, layout, store.max_length, max_tokens)
+    def share(whole): return micro_batches(rank_share(whole, store.lengths, layout, rank, ranks), store.lengths, physical, layout, store.max_length, max_tokens, table)
     share(rows[:0]) # says what is wrong with the other settings before an epoch begins
     order = grouped_order(rows, store.lengths, effective, seed, epoch) if layout == 'grouped' and len(rows) else sample_order(rows, seed, epoch)
     return (Step(share(whole), whole) for start in range(first_step * effective, len(order), effective) for whole in [order[start:start+effective]])

@@ -656,8 +656,9 @@ def keep_compiled(
 ) -> dict: # folder of each compiler
     "Let the compilers of torch and Triton keep what they make in `folder`, unless their variables name one; call it before the first step"
     wanted = dict(TORCHINDUCTOR_CACHE_DIR=os.path.join(os.path.abspath(folder), 'inductor'), TRITON_CACHE_DIR=os.path.join(os.path.abspath(folder), 'triton'))
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir # which torch itself puts into the variables
     for name, path in wanted.items():
-        if name not in os.environ: os.makedirs(path, exist_ok=True); os.environ[name] = path
+        if os.environ.get(name, default_cache_dir()).startswith(default_cache_dir()): os.makedirs(path, exist_ok=True); os.environ[name] = path
     return {name: os.environ[name] for name in wanted}
 
 # %% ../nbs/02h_fast.ipynb #d8ed44ff

@@ -6,13 +6,14 @@
 __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space', 'default_space', 'Space', 'as_space', 'ended',
            'fold_scores', 'spent', 'complete_table', 'best_complete', 'curves', 'courses', 'what_if', 'seconds_of',
            'Plan', 'requeue_interrupted', 'Search', 'next_with_key', 'BudgetSpent', 'StopAsked', 'Running',
-           'study_interval', 'tune', 'study_summary']
+           'write_values', 'study_interval', 'tune', 'Confirmed', 'Confirmation', 'confirm', 'study_summary']
 
 # %% ../nbs/04_hpo.ipynb #61925040
 import gc, hashlib, json, math, multiprocessing, os, pickle, re, threading, time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from datetime import timedelta
+from html import escape
 from numbers import Real
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class TrainerRunner:
         digest = hashlib.sha256()
         for rows in self.folds:
             for part in rows: digest.update(np.asarray(part, dtype=np.int64).tobytes() + b'|')
-        config = {k: v for k, v in asdict(self.trainer.config).items() if k not in ('physical_batch', 'eval_batch')}
+        config = {k: None if k == 'max_tokens' else v for k, v in asdict(self.trainer.config).items() if k not in ('physical_batch', 'eval_batch', 'batch_table')}
         data = hashlib.sha256(self.trainer.store.labels.cpu().numpy().tobytes() + str(len(self.trainer.store)).encode()).hexdigest()[:16]
         return dict(folds=digest.hexdigest()[:16], data=data, config=config)
 
@@ -425,9 +426,34 @@ class Running:
     start: float = field(default_factory=time.perf_counter)
     reported: set = field(default_factory=set)
     tuples: list = field(default_factory=list) # of the fold that runs, with several objectives
+    waiting: list = field(default_factory=list) # values that are not stored yet, (step, value)
+    written: float = field(default_factory=time.perf_counter)
     all_values: list = field(default_factory=list)
 
     def bill(self) -> dict: return dict(seconds=self.seconds + time.perf_counter() - self.start, training=self.training, epochs=self.epochs)
+
+try: # what Optuna itself writes a value with
+    from optuna.storages._rdb import models
+    from optuna.storages._rdb.storage import _create_scoped_session as _session
+except ImportError: _session = None # then value by value
+
+def write_values(
+    trial: Trial, # that runs
+    pairs: Sequence[tuple[int, float]] # (step, value)
+):
+    "Report values, in one transaction where the storage is relational"
+    storage = getattr(trial.storage, '_backend', trial.storage)
+    if len(pairs) < 2 or not isinstance(storage, optuna.storages.RDBStorage) or _session is None:
+        for step, value in pairs: trial.report(value, step)
+        return
+    number, kind = trial._trial_id, models.TrialIntermediateValueModel
+    with _session(storage.scoped_session, True) as session:
+        storage.check_trial_is_updatable(number, models.TrialModel.find_or_raise_by_id(number, session).state)
+        there = {step for step, in session.query(kind.step).filter(kind.trial_id == number)}
+        for step, value in pairs:
+            stored, known = kind.intermediate_value_to_stored_repr(float(value))
+            if step not in there: session.add(kind(trial_id=number, step=step, intermediate_value=stored, intermediate_value_type=known))
+    trial._cached_frozen_trial.intermediate_values.update(pairs)
 
 @patch
 def begin(self: Search, trial, params) -> Running:
@@ -436,8 +462,7 @@ def begin(self: Search, trial, params) -> Running:
     scores, several = [*done.get('scores', [])], len(self.plan.directions) > 1
     kept = [] if several else self._kept(trial, stride)[:len(scores)]
     if not several: scores = scores[:len(kept)]
-    for fold, values in enumerate(kept):
-        for epoch, value in enumerate(values, 1): trial.report(value, fold * stride + epoch)
+    write_values(trial, [(fold * stride + epoch, value) for fold, values in enumerate(kept) for epoch, value in enumerate(values, 1)])
     course = Course(trial.number, [[sign * v for v in c] for c in kept] if not several else [[0.]] * len(scores), 'epochs' not in trial.params)
     return Running(trial, params, course, scores, done.get('seconds', 0.), done.get('training', 0.), done.get('epochs', 0))
 
@@ -482,11 +507,19 @@ def report(self: Search, run: Running, fold, epoch, value):
     step, several = fold * self.plan.stride + epoch, len(self.plan.directions) > 1
     if several or step in run.reported: return # a fold that is repeated with a smaller batch gives the same values
     run.reported.add(step)
-    run.trial.report(run.tuples[-1][0], step)
+    run.waiting.append((step, run.tuples[-1][0]))
+    if self.plan.strategy.watches_study or time.perf_counter() - run.written > 1.: self.write(run) # a pruner reads them from the study
+
+@patch
+def write(self: Search, run: Running):
+    "Store the values that wait: all in one transaction, which costs little more than one alone"
+    waiting, run.waiting, run.written = run.waiting, [], time.perf_counter()
+    write_values(run.trial, waiting)
 
 @patch
 def fold_done(self: Search, run: Running, course: Course):
     "Write down what a finished fold gave"
+    self.write(run)
     if len(self.plan.directions) > 1: # every objective at the epoch that is best for the first
         best = max(range(len(run.tuples)), key=lambda n: self.plan.sign * run.tuples[n][0])
         run.scores.append(list(run.tuples[best])); run.all_values.append([list(t) for t in run.tuples])
@@ -585,6 +618,7 @@ def fail(self: Search, run: Running, reason: str, constraint: str, amount: float
 
 @patch
 def _end(self: Search, run, how, reason, build):
+    self.write(run)
     self.current = None
     said = dict(run.bill(), **({'build': build} if build else {}))
     if how != 'complete' and reason: run.trial.set_user_attr('reason', reason)
@@ -750,6 +784,75 @@ def _work(plan, where, progress):
     with place.lock(): study = _open_study(plan, place)
     try: Search(plan, place, study, None, None, print, progress).run()
     except KeyboardInterrupt: pass
+
+# %% ../nbs/04_hpo.ipynb #9cc64f4b
+@dataclass(frozen=True)
+class Confirmed:
+    "A trial of a search, run again"
+    number: int # of the trial
+    params: dict
+    search: float # its mean score in the search
+    fresh: float # its mean score on new folds; NaN where a run gave no number
+    fresh_scores: tuple[float, ...]
+
+@dataclass(frozen=True)
+class Confirmation:
+    "The best few of a search, best fresh score first"
+    rows: tuple[Confirmed, ...]
+    first: int # number of the trial that won the search
+    sign: int = 1 # -1 where lower is better
+
+    @property
+    def winner(self) -> Confirmed: return self.rows[0]
+    @property
+    def optimism(self) -> float: # how much better the search's winner looked than it is on new folds
+        row = next(r for r in self.rows if r.number == self.first)
+        return self.sign * (row.search - row.fresh)
+
+    def __repr__(self):
+        w = self.winner
+        return (f'Confirmation of {len(self.rows)} trials: trial {w.number} wins with {w.fresh:.4f} on new folds ({w.search:.4f} in the search); '
+                f'the winner of the search, trial {self.first}, looked {self.optimism:.4f} too good')
+
+    def _repr_html_(self):
+        head = ''.join(f'<th>{h}</th>' for h in ('trial', 'score in the search', 'score on new folds', *self.rows[0].params))
+        cells = lambda r: ''.join(f'<td>{v:.3g}</td>' if isinstance(v, float) else f'<td>{escape(str(v))}</td>' for v in r.params.values())
+        rows = ''.join(f'<tr><td>{r.number}</td><td>{r.search:.4f}</td><td>{r.fresh:.4f}</td>{cells(r)}</tr>' for r in self.rows)
+        return f'<table><tr>{head}</tr>{rows}</table>'
+
+# %% ../nbs/04_hpo.ipynb #84759419
+def confirm(
+    study: optuna.Study, # of `tune`
+    runner, # with `renewed(seed)`, as `TrainerRunner`; or already one with other folds and another seed
+    top: int = 5, # trials
+    folds: int | None = None, # None: as in the search
+    space=None, # where it adds constants to what it suggests
+    seed: int = 1, # of the new folds
+    progress: bool = True
+) -> Confirmation:
+    "Run the best few again. Raises `InputError` for a study in which no trial is complete."
+    sign = 1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else -1
+    best = sorted((t for t in study.get_trials(deepcopy=False) if ended(t) == 'complete'), key=lambda t: -sign * t.value)[:top]
+    if not best: raise InputError(f'study {study.study_name!r} has no trial that ran all folds, so there is nothing to confirm')
+    runner, folds = runner.renewed(seed) if hasattr(runner, 'renewed') else runner, folds or _settings(study)['folds']
+    rows, kept = [], dict(study.user_attrs.get('confirmed', {}))
+    for trial in tqdm(best, desc='again', unit='trial', disable=not progress):
+        name = f'{trial.number}:{seed}:{folds}'
+        if name not in kept:
+            params = _params(trial, space)
+            kept[name] = [_fold_again(runner, params, fold, sign) for fold in range(folds)]
+            study.set_user_attr('confirmed', kept)
+        scores = tuple(math.nan if v is None else v for v in kept[name])
+        rows.append(Confirmed(trial.number, _params(trial, space), trial.value, float(np.mean(scores)), scores))
+    return Confirmation(tuple(sorted(rows, key=lambda r: math.inf if math.isnan(r.fresh) else -sign * r.fresh)), best[0].number, sign)
+
+def _params(trial, space):
+    found = space(optuna.trial.FixedTrial(trial.params)) if callable(space) else dict(trial.params)
+    return {**found, **({'physical_batch': trial.user_attrs['physical_batch']} if 'physical_batch' in trial.user_attrs else {})}
+
+def _fold_again(runner, params, fold, sign):
+    values = [float(v) for v in runner(params, fold)]
+    return sign * max(sign * v for v in values) if values and all(map(math.isfinite, values)) else None
 
 # %% ../nbs/04_hpo.ipynb #9a32b998
 def study_summary(

@@ -15,20 +15,22 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
+import optuna
 import torch
 from fastcore.basics import patch
 from tqdm.auto import tqdm
 
-from .data import InputError, MicroBatch, read_table, tokenise
+from .data import LAYOUT_LABELS, InputError, MicroBatch, read_table, tokenise
 from .engine import DEMO_MODEL, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
 from .folds import check_folds, hold_out, stratified_folds
-from .hardware import detect
-from .hpo import best_complete, ended, parse_space, sqlite_storage, study_summary, tune
+from .hardware import Choice, detect
+from .hpo import best_complete, confirm, ended, parse_space, sqlite_storage, study_summary, tune
 from .ladder import default_rungs, measure_ladder
 from .precision import attention_ran, choose_precision
+from .storage import silent
 from .strategies import STRATEGIES, as_strategy
 from .timing import provenance, read_json, write_json
-from .trainer import METRICS, TrainConfig, Trainer, fold_runner, make_engine, parse_settings, score
+from .trainer import METRICS, TrainConfig, Trainer, fold_runner, make_engine, parse_settings, plan_sizes, score, with_rows
 
 # %% ../nbs/04b_job.ipynb #85b24ff5
 DEMO_DATA = Path(__file__).parent / 'data' / 'demo_mails.csv.xz' if '__file__' in globals() else Path('../optkit/data/demo_mails.csv.xz')
@@ -57,7 +59,9 @@ class JobConfig:
     space: tuple[str, ...] = SPACE # see `hpo.parse_space`
     metric: str = 'macro_f1' # one of `trainer.METRICS`
     strategy: str = 'racing' # one of `strategies.STRATEGIES`: when a trial is given up
+    confirm: int = 3 # best trials that run again on other folds; 0: the winner of the search is taken as it is
     precision: str | None = None # 'bf16', 'fp16', 'fp32'; None: chosen for the machine
+    layout: str = 'sorted' # of a step's samples, one of `data.LAYOUTS` that changes no training
     seed: int = 0
     drop_empty: bool = False # leave out rows with an empty text
     ladder: bool = True # measure the ladder
@@ -66,20 +70,21 @@ class JobConfig:
     train: tuple[str, ...] = () # further fields of `TrainConfig` as name=value
 
     def __post_init__(self):
-        for name, low in (('trials', 1), ('folds', 2), ('epochs', 1), ('max_length', 8), ('rows', 1), ('effective_batch', 1), ('budget_s', 1)):
+        for name, low in (('trials', 1), ('folds', 2), ('epochs', 1), ('max_length', 8), ('rows', 1), ('effective_batch', 1), ('budget_s', 1), ('confirm', 0)):
             if (value := getattr(self, name)) is not None and not low <= value < math.inf: raise InputError(f'{name} is {value}, expected at least {low}')
         if self.strategy not in STRATEGIES: raise InputError(f'strategy is {self.strategy!r}, expected one of {tuple(STRATEGIES)}')
+        if self.layout not in (known := tuple(n for n, label in LAYOUT_LABELS.items() if label != 'changes training')): raise InputError(f'layout is {self.layout!r}, expected one of {known}')
         if self.metric not in METRICS: raise InputError(f'metric is {self.metric!r}, expected one of {METRICS}')
         if not 0 < self.lr < math.inf: raise InputError(f'lr is {self.lr}, expected more than 0 and finite')
         if not 0 <= self.seed < 2**32: raise InputError(f'seed is {self.seed}, expected 0 to {2**32 - 1}')
         _check_train(self.settings)
 
-    @property
-    def settings(self) -> dict: return parse_settings(self.train) # of `train`
-
 # %% ../nbs/04b_job.ipynb #3576b096
-JOB_DECIDES = dict.fromkeys(('lr', 'effective_batch', 'metric', 'seed', 'precision', 'epochs'), 'has an option of its own in a job; use that') | dict(
-    physical_batch='is found by the job', patience='the search decides when a trial ends', eval_batch='is found by the job')
+JOB_DECIDES = dict.fromkeys(('lr', 'effective_batch', 'metric', 'seed', 'precision', 'epochs', 'layout'), 'has an option of its own in a job; use that') | dict(
+    **dict.fromkeys(('physical_batch', 'eval_batch', 'max_tokens', 'batch_table'), 'is found by the job'), patience='the search decides when a trial ends')
+
+@patch(as_prop=True)
+def settings(self: JobConfig) -> dict: return parse_settings(self.train) # of `train`
 
 def _check_train(settings):
     if taken := [n for n in settings if n in JOB_DECIDES]: raise InputError(f'{taken[0]}={settings[taken[0]]}: {JOB_DECIDES[taken[0]]}')
@@ -104,7 +109,7 @@ class JobPlan:
     held_out: int # rows that only the last stage sees
     epochs: int # of a fold
     trials: int
-    study_s: float # seconds of the study if no trial is stopped
+    study_s: float # seconds of the study, and of its best few again, if no trial is stopped
     ladder_s: float # seconds of the ladder's timed rounds
     reason: str
 
@@ -127,7 +132,8 @@ def size_job(
     rows: int, # rows in the data
     budget_s: float | None, # None: no limit
     folds: int = 3, classes: int = 2,
-    trials: int | None = None, epochs: int | None = None, max_length: int | None = None, use_rows: int | None = None # asked for; None: sized
+    trials: int | None = None, epochs: int | None = None, max_length: int | None = None, use_rows: int | None = None, # asked for; None: sized
+    again: int = 0 # trials that run again on other folds
 ) -> JobPlan:
     "The largest job that the budget holds"
     held_out = held_out_size(rows, classes)
@@ -136,14 +142,15 @@ def size_job(
     speeds = {max_length: speeds[max_length]} if max_length else speeds
     for length, tier_epochs, least, tier_trials in _tiers(speeds, whole):
         n_epochs, n_trials = epochs or tier_epochs, trials or tier_trials
-        cost = study_seconds(1, n_epochs, n_trials, folds, speeds[length])
+        cost = study_seconds(1, n_epochs, n_trials + min(again, n_trials), folds, speeds[length])
         fits = whole if budget_s is None else min(whole, int(STUDY_SHARE * budget_s / cost))
         if fits >= least: break
     chosen = use_rows and whole or max(fits, fewest)
     seconds = chosen * cost
+    more = f' and the best {min(again, n_trials)} again' if again else ''
     limit = 'no time limit' if budget_s is None else f'a budget of {budget_s:.0f} s'
     return JobPlan(length, chosen, held_out, n_epochs, n_trials, seconds, 60. if budget_s is None else .12 * budget_s,
-        f'{speeds[length]:.0f} rows/s measured at {length} tokens; {n_trials} trials x {folds} folds x {n_epochs} epochs over {chosen} of {rows} rows take at most {seconds:.0f} s ({limit})')
+        f'{speeds[length]:.0f} rows/s measured at {length} tokens; {n_trials} trials{more} x {folds} folds x {n_epochs} epochs over {chosen} of {rows} rows take at most {seconds:.0f} s ({limit})')
 
 # %% ../nbs/04b_job.ipynb #fd448e3a
 def _sha256(path):
@@ -166,7 +173,7 @@ def fingerprint(
     weights = {p.name: _weights(p) for p in sorted(Path(source).glob('*.safetensors'))} if Path(source).is_dir() else {}
     sizes = dict(budget_s=c.budget_s, epochs=c.epochs, max_length=c.max_length, rows=c.rows, lr=c.lr, effective_batch=c.effective_batch, precision=precision)
     return dict(data=_sha256(c.data), text=c.text, pair=c.pair, label=c.label, group=c.group, model=c.model if c.model == DEMO_MODEL or not weights else Path(source).name,
-                weights=weights, folds=c.folds, metric=c.metric, strategy=c.strategy, seed=c.seed, space=list(c.space), drop_empty=c.drop_empty, **sizes, **({'train': list(c.train)} if c.train else {}))
+                weights=weights, folds=c.folds, metric=c.metric, strategy=c.strategy, layout=c.layout, seed=c.seed, space=list(c.space), drop_empty=c.drop_empty, **sizes, **({'train': list(c.train)} if c.train else {}))
 
 class _Lock:
     "One process a run folder; freed by the system when the process dies"
@@ -272,7 +279,7 @@ def decide(self: Job, what, value, reason): # kept in order, one a name
     write_json(self.path('decisions'), [*self.decisions.values()])
 
 # %% ../nbs/04b_job.ipynb #0683e106
-STAGES = ('speed', 'plan', 'data', 'batch', 'train', 'study', 'ladder', 'final')
+STAGES = ('speed', 'plan', 'data', 'batch', 'train', 'study', 'confirm', 'ladder', 'final')
 
 @patch
 def run(self: Job) -> Path: # the run folder
@@ -281,7 +288,7 @@ def run(self: Job) -> Path: # the run folder
     except OSError as exc: raise InputError(f'{self.folder}: the run folder cannot be made ({exc.strerror})') from None
     with _Lock(self.folder):
         self._open()
-        stages = [s for s in STAGES if s != 'ladder' or self.config.ladder]
+        stages = [s for s in STAGES if s not in ('confirm', 'ladder') or getattr(self.config, s)]
         with tqdm(stages, desc='job', unit='stage', disable=not self.progress) as bar:
             for stage in bar:
                 bar.set_postfix_str(stage)
@@ -319,7 +326,7 @@ def _took(self: Job, name, seconds):
 # %% ../nbs/04b_job.ipynb #f646f04b
 @patch
 def _base(self: Job, **changes): # configuration of the first training and the first trial
-    return TrainConfig(**dict(lr=self.config.lr, effective_batch=self.config.effective_batch, metric=self.config.metric, seed=self.config.seed, precision=self.config.precision) | self.config.settings | changes)
+    return TrainConfig(**dict(lr=self.config.lr, effective_batch=self.config.effective_batch, metric=self.config.metric, seed=self.config.seed, precision=self.config.precision, layout=self.config.layout) | self.config.settings | changes)
 
 @patch
 def _engine_now(self: Job): # one engine for the whole job
@@ -363,7 +370,7 @@ def _rows_per_s(self: Job, store, length, batch=16, at_least=4, at_least_s=1.):
 @patch
 def _do_plan(self: Job):
     c, speeds = self.config, {int(k): v for k, v in self._speed['speeds'].items()}
-    plan = size_job(speeds, len(self.table), c.budget_s, c.folds, len(self.table.classes), c.trials, c.epochs, max(speeds) if c.max_length else None, c.rows)
+    plan = size_job(speeds, len(self.table), c.budget_s, c.folds, len(self.table.classes), c.trials, c.epochs, max(speeds) if c.max_length else None, c.rows, c.confirm)
     self.say(f'sized: {plan.reason}')
     if c.rows and plan.rows < c.rows: self.say(f'{c.rows} rows were asked for, {plan.rows} are left beside the {plan.held_out} that are held out')
     self._decide_size(plan)
@@ -418,17 +425,24 @@ def _largest_step(self: Job): # rows of the largest optimizer step that the job 
 @patch
 def _do_batch(self: Job):
     store, effective = self._tokens(self._plan['max_length']), self._largest_step()
-    plan = plan_batch(self._engine_now(), store.to(self.engine.device), effective)
-    self.decide('physical batch', f'{plan.physical} rows, accumulation {plan.accumulation} for {effective} rows a step', plan.reason)
+    here = store.to(self._engine_now().device)
+    config, decisions, plan = plan_sizes(self.engine, here, self._base(), effective)
+    if self.config.layout == 'packed': plan = plan_batch(self.engine, here, effective, layout='padded'); decisions.append(('physical batch', Choice(plan.physical, f'of the padded rows of the ladder; {plan.reason}')))
+    for what, choice in decisions: self.decide(what, f'{plan.physical} rows, accumulation {plan.accumulation} for {effective} rows a step' if what == 'physical batch' else choice.value, choice.reason)
     with self.engine.preserved(): ran = attention_ran(lambda: self.engine.step(store.to(self.engine.device), [MicroBatch(np.arange(min(2, len(store))), store.max_length)]))
     self.decide('attention', ', '.join(ran) or "the model's own", 'what really ran in a training step'
                 + (f'; asked for, in this order: {", ".join(self.engine.precision.sdpa.value)} ({self.engine.precision.sdpa.reason})' if ran else ': it does not call the attention of torch'))
-    return dict(asdict(plan), tried=[[p.batch, p.peak_bytes, p.fits] for p in plan.tried])
+    return dict(asdict(plan), tried=[[p.batch, p.peak_bytes, p.fits] for p in plan.tried], max_tokens=config.max_tokens, table=config.batch_table, eval_batch=config.eval_batch)
+
+@patch
+def _sizes(self: Job): # of micro-batches, as fields of `TrainConfig`
+    b = self._batch
+    return dict(physical_batch=None if self.config.layout == 'packed' else b['physical'], max_tokens=b.get('max_tokens'), batch_table=b.get('table'), eval_batch=b.get('eval_batch') or 64)
 
 @patch
 def _do_train(self: Job):
     store, _, folds = self._ready()
-    config = self._base(epochs=self._plan['epochs'] + 2, patience=2, physical_batch=self._batch['physical'])
+    config = self._base(epochs=self._plan['epochs'] + 2, patience=2, **self._sizes())
     result = Trainer(self._engine_now(), store, config, self.progress).fit(*folds[0])
     for d in result.decisions: self.decide(f"training, {d['what']}", d['value'], f"step {d['step']}: {d['reason']}")
     self.say(f'first training: {result}')
@@ -451,8 +465,8 @@ def _search(self: Job, on_trial=None): # run trials of the study until enough ha
     most = max(searched.choices) if hasattr(searched, 'choices') else searched.high if searched else epochs
     with tqdm(total=len(folds) * most, desc='trial', unit='epoch', disable=not self.progress, leave=False) as bar:
         def on_epoch(fold, epoch, value): bar.n = fold * most + epoch; bar.set_postfix(fold=fold + 1, score=f'{abs(value):.3f}'); bar.refresh()
-        runner = fold_runner(self._engine_now(), store, folds, self._base(epochs=epochs, physical_batch=self._batch['physical']))
-        runner.physical_batch = self._batch['physical'] # out of memory: the same trial with less
+        runner = fold_runner(self._engine_now(), store, folds, self._base(epochs=epochs, **self._sizes()))
+        if c.layout != 'packed': runner.physical_batch = self._batch['physical'] # out of memory: the same trial with less
         study = tune(runner, self.space, self._trials(), folds=c.folds, epochs=most, strategy=as_strategy(c.strategy), storage=storage, name='optkit', seed=c.seed, progress=self.progress, say=self.say,
                     first=[self._first()], identity=dict(rows=self._rows_digest()), on_epoch=on_epoch, on_trial=on_trial)
     if sum(ended(t) is not None for t in study.get_trials(deepcopy=False)) < self._trials(): raise KeyboardInterrupt # a stop was asked for
@@ -467,7 +481,7 @@ def _do_study(self: Job):
     self.path('study_so_far').unlink(missing_ok=True)
     if (best := best_complete(study)) is None: self.say('study: no trial ran all folds')
     else: self.say(f'study: best {self.config.metric} {abs(best.value):.4f} (trial {best.number}), {", ".join(f"{k}={v:.3g}" for k, v in best.params.items() if isinstance(v, (int, float)))}')
-    self.path('final').unlink(missing_ok=True) # more trials may have another winner
+    for later in ('confirm', 'final'): self.path(later).unlink(missing_ok=True) # more trials may have another winner
     return summarise(study)
 
 # %% ../nbs/04b_job.ipynb #c2d5e1ea
@@ -490,13 +504,39 @@ def _first(self: Job): # the first trial: the configuration that the first train
     base = asdict(self._base())
     return {k: base[k] for k, d in self.space.items() if (base[k] in d.choices if hasattr(d, 'choices') else d.low <= base[k] <= d.high)}
 
+# %% ../nbs/04b_job.ipynb #b9b3044b
+@patch
+def _do_confirm(self: Job):
+    c, (store, search, _), seed = self.config, self._ready(), (self.config.seed + 1) % 2**32
+    self.path('final').unlink(missing_ok=True)
+    if self._study['best'] is None: return dict(winner=None, first=None, rows=[], reason='no trial ran all folds')
+    folds = stratified_folds(search, self.table.labels, c.folds, seed, self.table.groups)
+    runner = fold_runner(self._engine_now(), store, folds, self._base(**self._sizes(), epochs=self._plan['epochs'], seed=seed))
+    with silent(): study = optuna.load_study(study_name='optkit', storage=sqlite_storage(self.folder / 'study.db'))
+    found = confirm(study, runner, c.confirm, seed=seed, progress=self.progress)
+    value = _confirmed(found, -1 if c.metric == 'loss' else 1)
+    self.decide('best trial', f"trial {value['winner']}", _why_best(value, c.metric))
+    self.say(f"again: {_why_best(value, c.metric)}")
+    return value
+
+def _confirmed(found, sign): # plain values
+    known = lambda v: None if math.isnan(v) else sign * v
+    rows = [dict(number=r.number, params=r.params, search=known(r.search), fresh=known(r.fresh), fresh_scores=[known(v) for v in r.fresh_scores]) for r in found.rows]
+    return dict(winner=found.first if rows[0]['fresh'] is None else found.winner.number, first=found.first, optimism=None if math.isnan(found.optimism) else found.optimism, rows=rows)
+
+def _why_best(value, metric):
+    row = lambda n: next(r for r in value['rows'] if r['number'] == n)
+    won, say = row(value['winner']), lambda v: 'no number' if v is None else f'{v:.4f}'
+    why = f"of the best {len(value['rows'])} trials of the search, which ran again on other folds with another seed, trial {won['number']} has the best {metric}: {say(won['fresh'])} there, {say(won['search'])} in the search"
+    return why if won['number'] == value['first'] else why + f"; the winner of the search, trial {value['first']}, has {say(row(value['first'])['fresh'])} and {say(row(value['first'])['search'])}"
+
 # %% ../nbs/04b_job.ipynb #f6606a19
 @patch
 def _do_ladder(self: Job):
     store, search, _ = self._ready()
     cuda, physical = self.hardware.device == 'cuda', self._batch['physical']
     effective = self._largest_step() if cuda else min(16, self._largest_step())
-    ladder = measure_ladder(self.model, store, search, default_rungs(self.hardware, effective, physical), self._base(effective_batch=effective, physical_batch=physical),
+    ladder = measure_ladder(self.model, store, search, default_rungs(self.hardware, effective, physical), self._base(effective_batch=effective, physical_batch=physical, layout='sorted'),
                             self.hardware, self._ladder_seconds(), loss_steps=20 if cuda else 6, progress=self.progress)
     last = [r for r in ladder.records if not r.aside][-1]
     self.say(f"ladder: {last.ratio['p50']:.2f} times the baseline with every row on [{last.ratio['low']:.2f}, {last.ratio['high']:.2f}]")
@@ -524,19 +564,23 @@ def bootstrap_score(
 # %% ../nbs/04b_job.ipynb #fd54fd11
 @patch
 def _do_final(self: Job):
-    best = next((t for t in self._study['trials'] if t['number'] == self._study['best']), None)
+    again = self._confirm if self.config.confirm else None
+    winner = again['winner'] if again else self._study['best']
+    best = next((t for t in self._study['trials'] if t['number'] == winner), None)
     if best is None: return dict(params=None, metric=self.config.metric, score=None, rows=len(self._data['heldout']), reason='no trial ran all folds')
     store, search, _ = self._ready()
-    config = self._base(**dict(epochs=self._plan['epochs'], physical_batch=best.get('physical_batch') or self._batch['physical']) | best['params'])
+    fewer = dict(physical_batch=best['physical_batch']) if best.get('physical_batch') else {}
+    config = with_rows(self._base(**self._sizes(), epochs=self._plan['epochs']), fewer | best['params'])
     trainer = Trainer(self._engine_now(), store, config, self.progress)
     trainer.refit(search)
     for d in trainer.position.decisions: self.decide(f"final training, {d['what']}", d['value'], f"step {d['step']}: {d['reason']}")
     held = np.array(self._data['heldout'])
     logits, labels = self.engine.predict(store, held).cpu(), store.labels.cpu()[held]
     if self.config.save_model: self._save()
-    final = _final(logits, labels, best, config, self.table, search)
+    final = _final(logits, labels, best, config, self.table, search) | dict(fresh_score=next(r['fresh'] for r in again['rows'] if r['number'] == winner) if again else None)
     self.say(f"held out: {config.metric} {final['score']:.4f} [{final['interval'][0]:.4f}, {final['interval'][1]:.4f}] on {len(held)} rows that the search never saw; "
-             f"accuracy {final['accuracy']:.4f}, always the commonest label {final['majority_accuracy']:.4f}")
+             f"accuracy {final['accuracy']:.4f}, always the commonest label {final['majority_accuracy']:.4f}"
+             + (f"; trial {winner} had {abs(best['value']):.4f} in the search and {abs(final['fresh_score'] or math.nan):.4f} on new folds" if again else ''))
     return final
 
 def _final(logits, labels, best, config, table, search):

@@ -405,10 +405,10 @@ print(torch.compile(lambda x: x.sin() + 1)(torch.ones(4)).sum().item())
 def test_folders_of_compilers_that_the_user_has_chosen_stay(tmp_path, monkeypatch):
     from optkit.fast import keep_compiled
     monkeypatch.setenv('TORCHINDUCTOR_CACHE_DIR', str(tmp_path / 'own'))
-    monkeypatch.delenv('TRITON_CACHE_DIR', raising=False)
+    monkeypatch.setenv('TRITON_CACHE_DIR', '-')  # so that it is put back
+    monkeypatch.delenv('TRITON_CACHE_DIR')
     found = keep_compiled(tmp_path / 'run')
     assert found == dict(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / 'own'), TRITON_CACHE_DIR=str(tmp_path / 'run' / 'triton')) and not (tmp_path / 'run' / 'inductor').exists()
-    monkeypatch.setenv('TRITON_CACHE_DIR', '')  # put back by monkeypatch
 
 
 # in the trainer

@@ -6,9 +6,9 @@ import optuna
 import pytest
 
 from optkit.data import InputError
-from optkit.forecast import (build_bill, confirm, cost_interval, coverage, fold_profile, forecast, forecast_before, importance_figure, parallel_figure, past_errors, profile_days, recent_mean,
+from optkit.forecast import (build_bill, cost_interval, coverage, fold_profile, forecast, forecast_before, importance_figure, parallel_figure, past_errors, profile_days, recent_mean,
                              study_builds)
-from optkit.hpo import ended, fold_scores, simulated_runner, spent, tune
+from optkit.hpo import confirm, ended, fold_scores, simulated_runner, spent, tune
 from optkit.simulator import SyntheticCurves, simulate
 
 SPACE = ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log']

@@ -804,3 +804,35 @@ def test_building_is_billed_to_the_trial_that_built(tmp_path):
     built = [t.user_attrs['spent'].get('build', 0.) for t in study.trials]
     assert engine.built and built[0] > 0 and sum(built[1:]) <= built[0], built
     assert sum(built) == pytest.approx(engine.built_s, rel=.01)
+
+
+# --- values, many at once
+
+@pytest.mark.parametrize('where', ['memory', 'sqlite', 'journal'])
+def test_values_written_together_are_those_reported_one_by_one(tmp_path, where):
+    from optkit.hpo import write_values
+    from optkit.storage import open_storage
+    from optuna.exceptions import UpdateFinishedTrialError
+    storage = open_storage('memory' if where == 'memory' else tmp_path / dict(sqlite='s.db', journal='s.log')[where]).storage
+    study = optuna.create_study(storage=storage)
+    one, many = study.ask(), study.ask()
+    pairs = [(step, v) for step, v in enumerate([.5, math.inf, -math.inf, math.nan, 1e-30, 2.], 1)]
+    for step, value in pairs: one.report(value, step)
+    write_values(many, pairs[:4]); write_values(many, pairs[4:5]); write_values(many, pairs[5:]); write_values(many, [])
+    plain, together = (storage.get_trial(t._trial_id).intermediate_values for t in (one, many))
+    assert [*map(repr, plain.items())] == [*map(repr, together.items())] and len(together) == 6
+    study.tell(many, 1.)
+    with pytest.raises(UpdateFinishedTrialError): write_values(many, [(7, 1.), (8, 1.)])
+    assert len(storage.get_trial(many._trial_id).intermediate_values) == 6
+
+
+def test_a_fold_is_one_write_where_no_pruner_reads_along(tmp_path, monkeypatch):
+    import optkit.hpo
+    writes, real = [], optkit.hpo.write_values
+    monkeypatch.setattr(optkit.hpo, 'write_values', lambda trial, pairs: (writes.append(len(pairs)), real(trial, pairs))[1])
+    runner = simulated_runner(epochs=8)
+    study = tune(runner, ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 3, folds=2, strategy='none', storage=tmp_path, progress=False, say=lambda text: None)
+    assert [n for n in writes if n] == [8] * 6 and all(len(t.intermediate_values) == 16 for t in study.trials)
+    writes.clear()
+    tune(runner, ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 2, folds=2, strategy='reports', storage=tmp_path, name='other', progress=False, say=lambda text: None)
+    assert {n for n in writes if n} == {1}, 'a pruner of Optuna reads each value from the study'

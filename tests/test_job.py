@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import optkit.job
 from optkit.cli import main
 from optkit.data import InputError, example_table, word_tokenizer
 from optkit.engine import example_model
@@ -66,12 +67,14 @@ def test_the_whole_job_and_its_model(folder, tmp_path):
     assert process.returncode == 0, said
     assert 'report: ' in said and (out / 'report.html').stat().st_size > 20_000
     study, final, data, plan = (read_json(out / f'{n}.json') for n in ('study', 'final', 'data', 'plan'))
-    assert len(study['trials']) == 8 and study['folds'] == 3 and final['params'] == next(t for t in study['trials'] if t['number'] == study['best'])['params']
+    again = read_json(out / 'confirm.json')
+    assert len(study['trials']) == 8 and study['folds'] == 3 and final['params'] == next(t for t in study['trials'] if t['number'] == again['winner'])['params']
+    assert f"trial {again['winner']}" in said and f"{again['rows'][0]['fresh']:.4f}" in said and f"{again['rows'][0]['search']:.4f}" in said, 'both scores are shown'
     assert not set(data['search']) & set(data['heldout']) and final['rows'] == len(data['heldout']) == sum(map(sum, final['confusion']))
     assert final['interval'][0] <= final['score'] <= final['interval'][1] and final['score'] > final['majority_accuracy']
     ladder = read_json(out / 'ladder.json')
     assert [r['variant'] for r in ladder['rows']][:2] == ['baseline', 'baseline again'] and all(abs(r['loss']['difference']) < .02 for r in ladder['rows'])
-    assert {d['what'] for d in read_json(out / 'decisions.json')} == {'precision', 'TF32', 'size of the job', 'physical batch', 'attention'} and plan['trials'] == 8
+    assert {d['what'] for d in read_json(out / 'decisions.json')} == {'precision', 'TF32', 'size of the job', 'physical batch', 'rows by length', 'rows at once in evaluation', 'attention', 'best trial'} and plan['trials'] == 8
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(out / 'model'), AutoTokenizer.from_pretrained(out / 'model')
     table = pd.read_csv(folder / 'data.csv').iloc[data['heldout']]
     import torch
@@ -115,7 +118,53 @@ def test_more_trials_go_on_with_the_study_and_refit(folder, tmp_path):
     assert read_json(out / 'study.json')['trials'] == first
     run(config(folder, out, trials=9))
     more = read_json(out / 'study.json')
-    assert more['trials'][:6] == first and len(more['trials']) == 9 and read_json(out / 'final.json')['trial'] == more['best']
+    assert more['trials'][:6] == first and len(more['trials']) == 9 and read_json(out / 'final.json')['trial'] == read_json(out / 'confirm.json')['winner']
+
+
+def test_the_best_few_run_again_on_other_folds(folder, tmp_path, monkeypatch):
+    out, seen = tmp_path / 'run', []
+    real = optkit.job.fold_runner
+    def watched(engine, store, folds, config): seen.append((folds, config.seed)); return real(engine, store, folds, config)
+    monkeypatch.setattr(optkit.job, 'fold_runner', watched)
+    run(config(folder, out, trials=4))
+    (first, seed), (other, again_seed) = seen
+    assert again_seed == seed + 1 and all(set(a[1]) != set(b[1]) for a in first for b in other) and {*map(int, sum((list(f[1]) for f in first), []))} == {*map(int, sum((list(f[1]) for f in other), []))}
+    study, again, final = (read_json(out / f'{n}.json') for n in ('study', 'confirm', 'final'))
+    values = {t['number']: t['value'] for t in study['trials'] if t['state'] == 'complete'}
+    assert [r['number'] for r in sorted(again['rows'], key=lambda r: -r['search'])] == sorted(values, key=values.get, reverse=True)[:3] and again['first'] == study['best']
+    assert again['winner'] == max(again['rows'], key=lambda r: r['fresh'])['number'] == final['trial'] and len(again['rows'][0]['fresh_scores']) == 3
+    won = next(r for r in again['rows'] if r['number'] == again['winner'])
+    assert (final['cv_score'], final['fresh_score']) == (won['search'], won['fresh']) and final['params'] == won['params']
+    assert any(d['what'] == 'best trial' and f"{won['fresh']:.4f}" in d['reason'] and f"{won['search']:.4f}" in d['reason'] for d in read_json(out / 'decisions.json'))
+    for stage in ('confirm', 'final'): (out / f'{stage}.json').unlink()
+    seen.clear()
+    run(config(folder, out, trials=4))
+    assert read_json(out / 'confirm.json') == again and read_json(out / 'final.json')['trial'] == final['trial'], 'kept with the study'
+    (out / 'confirm.json').unlink()
+    run(config(folder, out, trials=4, confirm=1))
+    assert read_json(out / 'final.json')['trial'] == study['best'], 'another winner is refitted'
+
+
+def test_sizes_are_measured_for_the_layout(folder, tmp_path, monkeypatch):
+    seen, real = {}, optkit.job.fold_runner
+    monkeypatch.setattr(optkit.job, 'fold_runner', lambda engine, store, folds, c: (seen.setdefault(c.layout, c), real(engine, store, folds, c))[1])
+    for layout in ('sorted', 'packed'):
+        run(config(folder, tmp_path / layout, layout=layout, trials=2, epochs=1))
+        batch, decisions = read_json(tmp_path / layout / 'batch.json'), {d['what']: d for d in read_json(tmp_path / layout / 'decisions.json')}
+        c = seen[layout]
+        assert c.eval_batch == batch['eval_batch'] == int(decisions['rows at once in evaluation']['value']) and decisions['rows at once in evaluation']['reason']
+        if layout == 'packed': assert c.physical_batch is None and c.max_tokens == batch['max_tokens'] == int(decisions['tokens of a pack']['value']) and batch['physical'] >= 1
+        else: assert (c.physical_batch, c.max_tokens) == (batch['physical'], None) and 'rows by length' in decisions
+        assert read_json(tmp_path / layout / 'final.json')['score'] is not None
+    with pytest.raises(InputError, match="layout is 'grouped', expected one of"): config(folder, tmp_path / 'x', layout='grouped')
+    with pytest.raises(InputError, match='layout was packed, now sorted'): run(config(folder, tmp_path / 'packed', trials=2, epochs=1))
+
+
+def test_without_runs_on_other_folds_the_best_of_the_search_is_refitted(folder, tmp_path):
+    run(config(folder, tmp_path / 'run', confirm=0, trials=3))
+    assert not (tmp_path / 'run' / 'confirm.json').exists() and read_json(tmp_path / 'run' / 'final.json')['trial'] == read_json(tmp_path / 'run' / 'study.json')['best']
+    assert size_job({64: 30.}, 2000, 270., again=3).rows < size_job({64: 30.}, 2000, 270.).rows, 'what runs again is paid from the budget'
+    with pytest.raises(InputError, match='confirm is -1'): config(folder, tmp_path / 'run', confirm=-1)
 
 
 def test_the_same_seed_gives_the_same_study(folder, tmp_path):
@@ -251,7 +300,7 @@ def test_other_weights_of_the_same_shape_are_another_study(folder, finished, tmp
     with pytest.raises(InputError, match='belongs to another study .weights'): Job(config(folder, finished, model=str(tmp_path / 'model')), progress=False)
 
 
-@pytest.mark.parametrize('name', ['decisions', 'speed', 'plan', 'data', 'batch', 'train', 'study', 'final', 'timings'])
+@pytest.mark.parametrize('name', ['decisions', 'speed', 'plan', 'data', 'batch', 'train', 'study', 'confirm', 'final', 'timings'])
 @pytest.mark.parametrize('content', ['{"rows": 1', '3'])
 def test_a_damaged_file_is_named(folder, finished, tmp_path, capsys, name, content):
     import shutil

