@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space', 'default_space', 'Space', 'as_space', 'ended',
            'fold_scores', 'spent', 'complete_table', 'best_complete', 'curves', 'courses', 'what_if', 'seconds_of',
-           'Plan', 'requeue_interrupted', 'Search', 'next_with_key', 'BudgetSpent', 'Running', 'write_values',
-           'study_interval', 'tune', 'Confirmed', 'Confirmation', 'confirm', 'study_summary']
+           'Plan', 'requeue_interrupted', 'Search', 'next_with_key', 'BudgetSpent', 'StopAsked', 'Running',
+           'write_values', 'study_interval', 'tune', 'Confirmed', 'Confirmation', 'confirm', 'study_summary']
 
 # %% ../nbs/04_hpo.ipynb #61925040
 import gc, hashlib, json, math, multiprocessing, os, pickle, re, threading, time
@@ -344,6 +344,7 @@ class Search:
         self.history, self.seen, self.pending, self.limits, self.key, self.me = History(), set(), [], {}, None, worker_id()
         self.shape, self.start, self.before, self.current = plan.shape, time.perf_counter(), self._spent(), None
         self.alone = place.kind != 'url' # a lock, or nobody else
+        self.began, self.look_at = time.time(), 0.
         self.bar = tqdm(total=plan.n_trials, initial=min(self.count(), plan.n_trials or 10**9), desc='study', unit='trial', disable=not progress)
 
     def trials(self): return self.study.get_trials(deepcopy=False)
@@ -409,6 +410,8 @@ def next_with_key(
 
 # %% ../nbs/04_hpo.ipynb #103baf98
 class BudgetSpent(Exception): "The time is over"
+
+class StopAsked(Exception): "Somebody wants the study to stop"
 
 @dataclass
 class Running:
@@ -485,6 +488,7 @@ def values(self: Search, run: Running, params: dict, fold: int) -> Iterator[floa
         first = run.tuples[-1][0]
         if self.on_epoch: self.on_epoch(fold, n, value)
         if self.left() <= 0: raise BudgetSpent
+        if self.asked('stop'): raise StopAsked
         yield self.plan.sign * first if all(map(math.isfinite, run.tuples[-1])) else math.nan
         start = time.perf_counter()
     run.training += time.perf_counter() - start
@@ -650,6 +654,7 @@ def run(self: Search, wait: float = .5):
         with silent():
             while n is None or self.count() < n:
                 if self.left() <= 0: raise BudgetSpent
+                self.heed()
                 if (found := self.next()) is None: # others are at work; one of them may die
                     time.sleep(wait)
                     continue
@@ -657,8 +662,24 @@ def run(self: Search, wait: float = .5):
                 self.run_trial(*found)
                 self.current = None
                 self._after(found[0])
+    except StopAsked: self.say('stopped, as was asked for; the same call goes on')
     except BudgetSpent: self.say(f'the budget of {self.plan.budget:.0f} s is spent; the same call with more goes on')
     finally: self.close()
+
+# %% ../nbs/04_hpo.ipynb #667fb1cc
+@patch
+def asked(self: Search, what: str) -> bool: # 'stop' or 'pause'
+    "Whether a view, or anybody, has put such a file beside the study's: `study.db.stop` since this process began, `study.db.pause` at any time"
+    if self.place.path is None: return False
+    try: return self.place.path.with_name(f'{self.place.path.name}.{what}').stat().st_mtime > (self.began if what == 'stop' else 0)
+    except OSError: return False
+
+@patch
+def heed(self: Search):
+    "Wait while the study is paused; `StopAsked` when it is to stop"
+    if self.asked('pause'): self.say('paused; it goes on when the file beside the study is taken away')
+    while self.asked('pause') and not self.asked('stop'): time.sleep(.5)
+    if self.asked('stop'): raise StopAsked
 
 @patch
 def _after(self: Search, trial):

@@ -4,24 +4,29 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'ADAPTERS', 'ATTENTION', 'CLAIM_SWITCHES', 'NO_SWITCH', 'log', 'CHANGES_NOTHING', 'BUILT_IN',
-           'Hyperparameters', 'TrainConfig', 'lr_factor', 'with_adapter', 'make_engine', 'plan_sizes', 'check_run',
-           'balanced_weights', 'smaller_pieces', 'steadier', 'faster_workers', 'choose_snapshot', 'SpikeWatch', 'Epoch',
-           'FitResult', 'Position', 'Trainer', 'Broken', 'with_rows', 'fold_runner', 'FromHF', 'from_hf']
+           'Hyperparameters', 'TrainConfig', 'parse_settings', 'lr_factor', 'with_adapter', 'make_engine', 'plan_sizes',
+           'check_run', 'balanced_weights', 'smaller_pieces', 'steadier', 'faster_workers', 'choose_snapshot',
+           'SpikeWatch', 'Epoch', 'FitResult', 'Position', 'Trainer', 'Broken', 'with_rows', 'fold_runner', 'FromHF',
+           'from_hf']
 
 # %% ../nbs/03_trainer.ipynb #3dc1f70d
 import copy, json, logging, math, os, time, traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import partial
 from html import escape
 from numbers import Integral
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 from fastcore.basics import patch
 from tqdm.auto import tqdm
 
+from .augment import AUGMENTS, augmented, check_augment
 from .batch_finder import is_out_of_memory, planned_updates
 from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
 from .data import IGNORED, LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
@@ -63,6 +68,8 @@ class Hyperparameters:
     adapter_alpha: float = 32.
     adapter_dropout: float = 0.
     adapter_targets: str | tuple[str, ...] = 'all-linear' # modules, as peft takes them
+    augment: float = 0. # share of the tokens of training rows that are noised each epoch, changes training; 0: off
+    augment_by: str = 'replace' # one of `augment.AUGMENTS`
 
 # %% ../nbs/03_trainer.ipynb #e3aaeae6
 @dataclass(frozen=True)
@@ -109,6 +116,53 @@ class TrainConfig(Hyperparameters):
     @classmethod
     def from_json(cls, text: str): return cls(**json.loads(text))
 
+# %% ../nbs/03_trainer.ipynb #029403e8
+def parse_settings(
+    texts, # such as 'lr=1e-4', 'compile=none', 'betas=0.9,0.98'
+    kind=None # the dataclass; None: `TrainConfig`
+) -> dict: # its fields
+    "Fields of a configuration from texts. Raises `InputError` for a name that is none or a value of another kind."
+    kind = kind or TrainConfig
+    kinds, found = get_type_hints(kind), {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in str(text).partition('='))
+        if not equals: raise InputError(f'{text!r}: expected name=value, such as lr=1e-4')
+        if name not in kinds: raise InputError(f'{name!r} is no field of {kind.__name__}' + (f'; did you mean {near[0]!r}?' if (near := get_close_matches(name, kinds)) else ''))
+        found[name] = _setting(name, value, kinds[name])
+    return found
+
+_WORDS = dict(true=True, yes=True, on=True, false=False, no=False, off=False)
+
+# %% ../nbs/03_trainer.ipynb #d552c0d7
+@patch(cls_method=True)
+def preset(cls: TrainConfig, card='auto', **kwargs): # see `status.preset_of`
+    "A configuration for a card by name ('rtx3090', 'rtx5090', 'h100', ...) or for this machine ('auto'), with a reason for each value"
+    from optkit.status import preset_of
+    return preset_of(card, **kwargs)
+
+@patch
+def diff(self: TrainConfig, other: TrainConfig): # a `status.ConfigDiff`
+    "The fields in which two configurations differ"
+    from optkit.status import diff
+    return diff(self, other)
+
+def _setting(name, text, kind):
+    "A value of the kind that the field has"
+    kinds, low = get_args(kind) if isinstance(kind, UnionType) else (kind,), text.lower()
+    if low in ('none', 'null') and NoneType in kinds: return None
+    if bool in kinds and low in _WORDS: return _WORDS[low]
+    for number in (int, float):
+        try:
+            if number in kinds: return number(text)
+        except ValueError: pass
+    several = next((k for k in kinds if get_origin(k) is tuple), None)
+    if several and (',' in text or str not in kinds):
+        try: return tuple(get_args(several)[0](part.strip()) for part in text.split(',') if part.strip())
+        except ValueError: pass
+    elif str in kinds: return text
+    words = ' or '.join(getattr(k, '__name__', str(k)).replace('NoneType', 'none').replace('bool', 'true or false') for k in kinds)
+    raise InputError(f'{name}={text}: expected {words}')
+
 # %% ../nbs/03_trainer.ipynb #3e40343f
 def _conditions(c):
     known = lambda name, values: (getattr(c, name) in values, f'{name} is {getattr(c, name)!r}, expected one of {values}')
@@ -117,9 +171,9 @@ def _conditions(c):
     whole = lambda name: (getattr(c, name) is None or isinstance(getattr(c, name), Integral), f'{name} is {getattr(c, name)}, expected a whole number')
     return [*map(whole, ('epochs', 'effective_batch', 'physical_batch', 'eval_batch', 'patience', 'seed', 'warmup_steps', 'max_tokens', 'workers', 'prefetch', 'read_every', 'save_every', 'keep', 'adapter_rank')),
             known('schedule', SCHEDULES), known('metric', (*ALL_METRICS, 'custom')), known('layout', LAYOUTS), known('optimizer', OPTIMIZERS), known('checkpointing', CHECKPOINTING),
-            known('adapter', ADAPTERS), known('attention', ATTENTION), known('weights', (None, 'fp32', 'bf16')), known('precision', (None, 'bf16', 'fp16', 'fp32')),
+            known('adapter', ADAPTERS), known('augment_by', AUGMENTS), known('attention', ATTENTION), known('weights', (None, 'fp32', 'bf16')), known('precision', (None, 'bf16', 'fp16', 'fp32')),
             *(least(n, 1) for n in ('epochs', 'effective_batch', 'physical_batch', 'eval_batch', 'patience', 'max_tokens', 'prefetch', 'read_every', 'save_every', 'keep', 'adapter_rank')),
-            *(least(n, 0) for n in ('weight_decay', 'max_grad_norm', 'workers', 'warmup_steps')), *map(share, ('warmup', 'label_smoothing', 'adapter_dropout')),
+            *(least(n, 0) for n in ('weight_decay', 'max_grad_norm', 'workers', 'warmup_steps')), *map(share, ('warmup', 'label_smoothing', 'adapter_dropout', 'augment')),
             (0 < c.lr < math.inf, f'lr is {c.lr}, expected more than 0 and finite'), (0 < c.eps < 1, f'eps is {c.eps}, expected more than 0 and small'),
             (len(c.betas) == 2 and all(0 <= b < 1 for b in c.betas), f'betas are {c.betas}, expected two shares from 0 up to 1'),
             (c.ema is None or 0 < c.ema < 1, f'ema is {c.ema}, expected a decay between 0 and 1, such as 0.999'), (c.spike > 1, f'spike is {c.spike}, expected more than 1'),
@@ -274,6 +328,7 @@ def check_run(
         if rows is not None and (np.min(rows) < 0 or np.max(rows) >= len(store)): raise InputError(f'rows to {name} go from {np.min(rows)} to {np.max(rows)}, the store has {len(store)} (0 to {len(store) - 1})')
     if valid is not None: check_metric(config.metric, store.task, custom)
     if store.task in ('regression', 'multilabel') and config.label_smoothing: raise InputError(f'label_smoothing is for classes, the task is {store.task}; leave it at 0')
+    check_augment(config.augment, config.augment_by, store, engine.device.type)
     if store.task in ('regression', 'causal') and config.class_weights is not None: raise InputError(f'class_weights are for classes, the task is {store.task}; leave them out')
     _check_head(engine.model, store)
     ranks = 1 if engine.ranks is None else torch.distributed.get_world_size(engine.ranks)
@@ -504,12 +559,12 @@ def _lr(self: Trainer, step):
 
 # %% ../nbs/03_trainer.ipynb #403d2c3e
 @patch
-def _step(self: Trainer, step):
+def _step(self: Trainer, step, store):
     "One optimizer step, in smaller pieces where it does not fit; its loss on the device, and the micro-batches it took"
     before = random_state(self.engine.device) if self.config.shrink else None
     while True:
         why = None
-        try: return self.engine.step(self.store, step), len(step)
+        try: return self.engine.step(store, step), len(step)
         except Exception as exc:
             traceback.clear_frames(exc.__traceback__) # its frames hold tensors
             if before is None or not is_out_of_memory(exc): raise
@@ -545,21 +600,43 @@ def _train_epoch(self: Trainer, rows):
     "The steps of the epoch that are left; the mean loss of the epoch"
     c, p = self.config, self.position
     start, size = time.perf_counter(), (p.physical, p.max_tokens, p.table)
+    seen = augmented(self.store, self.train, c.augment, c.augment_by, c.seed, p.epoch) # the store itself where augment is 0
     again = True
     while again:
         again = False
-        for step in self._plan(rows):
+        for step in self._waited(self._plan(rows)):
             self.engine.set_lr(self._lr(p.done))
-            loss, count = self._step(step)
+            loss, count = self._step(step, seen)
             self._count(step.rows, count, loss)
             if len(self.pending) >= c.read_every: self._read()
             if self.on_step: self.on_step(p.done, p.total)
-            if self.stopping: break
+            if self.stopping or self._asked(): break
             if c.save_every and p.done % c.save_every == 0 and p.within < self.per_epoch: self._read(); self._save()
             if (p.physical, p.max_tokens, p.table) != size: size, again = (p.physical, p.max_tokens, p.table), True; break # the steps that follow are laid out anew
     self._read()
     p.seconds += time.perf_counter() - start
     return p.loss_sum / max(p.weight_sum, 1e-30)
+
+# %% ../nbs/03_trainer.ipynb #73511c4f
+@patch
+def _waited(self: Trainer, plan):
+    "The steps of a plan; what each is waited for goes to the meter"
+    plan = iter(plan)
+    while True:
+        start = time.perf_counter()
+        if (step := next(plan, None)) is None: return
+        self.meter.wait(time.perf_counter() - start)
+        yield step
+
+@patch
+def _asked(self: Trainer):
+    "Whether a view, or anybody, has put a file `stop` into the folder since the run began; looked for twice a second"
+    now = time.time()
+    if self.folder is None or self.ranks > 1 or now < self.look_at: return False
+    self.look_at = now + .5
+    try: self.stopping = (self.folder / 'stop').stat().st_mtime > self.began
+    except OSError: pass
+    return self.stopping
 
 @patch
 def _count(self: Trainer, rows, micro, loss):
@@ -647,17 +724,23 @@ def _begin(self: Trainer, train, valid, resume):
     saved = self._found(train, valid, resume)
     try: one, two = (training_flops(self.engine.model, np.array([n])) for n in (1, 2)); flops = [2 * one - two / 2, two / 2 - one]
     except AttributeError: pass # a configuration that does not say its layers
-    self.flops, self.total, self.stopping, self.pending, self.good = flops, self.position.total, False, [], None
+    self.flops, self.total, self.stopping, self.pending, self.good, self.began, self.look_at = flops, self.position.total, False, [], None, time.time(), 0.
     path = self.folder / 'progress.json' if self.folder and not self.rank else None
     self.meter = Meter(self.total, c.epochs, c.metric, self.engine.device, self.peak, path)
     self.bar = tqdm(total=self.total, desc='train', unit='step', leave=False) if self.progress else None
     self._reset()
     for what, choice in self.planned if not saved else (): self.decide(what, choice)
     if saved: self._take_up(*saved)
-    elif self.folder and not self.rank: write_json(self.folder / 'train_config.json', asdict(c))
+    elif self.folder and not self.rank: self._say_config()
     if self.store.tokens.device.type != self.engine.device.type: self._gather_ahead(c.workers or 0)
 
 # %% ../nbs/03_trainer.ipynb #47ed358e
+@patch
+def _say_config(self: Trainer):
+    write_json(self.folder / 'train_config.json', asdict(self.config))
+    (self.folder / 'progress.jsonl').unlink(missing_ok=True) # of a run before, without a checkpoint
+    if getattr(self.config, 'reasons', None): write_json(self.folder / 'preset.json', self.config.to_dict()) # a preset says why
+
 @patch
 def _found(self: Trainer, train, valid, resume):
     "The checkpoint to go on from: tensors and record; None: from the start"

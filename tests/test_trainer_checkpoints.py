@@ -67,7 +67,7 @@ def test_a_finished_run_gives_its_result_again(store, tmp_path):
 def test_what_a_run_folder_holds(store, tmp_path):
     trainer = trainer_of(store, tmp_path, replace(BASE, save_every=None, keep=1), tokenizer=word_tokenizer())
     result = trainer.fit(TRAIN, VALID)
-    assert {p.name for p in tmp_path.iterdir()} == {'checkpoints', 'model', 'progress.json', 'train.json', 'train_config.json'} and [p.name for p in checkpoints(tmp_path)] == ['step-00000012']
+    assert {p.name for p in tmp_path.iterdir()} == {'checkpoints', 'model', 'progress.json', 'progress.jsonl', 'train.json', 'train_config.json'} and [p.name for p in checkpoints(tmp_path)] == ['step-00000012']
     assert TrainConfig.from_json((tmp_path / 'train_config.json').read_text()) == trainer.config
     assert json.loads((tmp_path / 'train.json').read_text())['best_epoch'] == result.best_epoch and read_progress(tmp_path).state == 'finished'
     for folder in (tmp_path / 'model', latest_checkpoint(tmp_path) / 'model'): # karpathy/nanoGPT#325

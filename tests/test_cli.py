@@ -1,0 +1,190 @@
+"The command line: options and settings of every command, what goes where, and exit codes"
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pandas as pd
+import pytest
+import torch
+
+from optkit.cli import app, main
+from optkit.data import example_table, word_tokenizer
+from optkit.engine import example_model
+from optkit.timing import read_json
+from optkit.trainer import TrainConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = ('detect', 'status', 'bench', 'train', 'tune', 'forecast', 'report', 'worker', 'demo')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    "A tiny model and a table of pairs in groups of four"
+    folder = tmp_path_factory.mktemp('cli')
+    example_model().save_pretrained(folder / 'model')
+    word_tokenizer().save_pretrained(folder / 'model')
+    table = example_table(160)
+    pd.DataFrame(dict(a=table.texts, b=table.pairs, y=[table.classes[n] for n in table.labels], g=[n // 4 for n in range(160)])).to_csv(folder / 'data.csv', index=False)
+    return folder
+
+
+def on_data(command, folder, out, *more):
+    return [command, '--data', str(folder / 'data.csv'), '--text', 'a', '--pair', 'b', '--label', 'y', '--model', str(folder / 'model'), '--out', str(out), '--quiet', *more]
+
+
+def test_every_command_has_help_and_the_common_options(capsys):
+    assert [c.name for c in app.registered_commands] == [*COMMANDS]
+    for name in COMMANDS:
+        assert main([name, '--help']) == 0
+        said = capsys.readouterr().out
+        assert all(option in said for option in ('--json', '--quiet', '--log-file', '--no-color')), name
+
+
+@pytest.mark.parametrize('words', [['nonsense'], ['detect', '--nonsense'], ['tune', '--data', 'x.csv'], ['forecast'], ['demo', '--trials', 'many'], ['bench', '--rows', '0'], []], ids=str)
+def test_bad_usage_ends_with_2_and_two_lines(words, capsys):
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert 'Traceback' not in err and len(err.strip().splitlines()) <= 2
+
+
+def test_help_does_not_load_torch():
+    code = "import sys; from optkit.cli import main; main(['tune', '--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True).returncode == 0
+
+
+def test_json_is_the_only_thing_on_standard_output(folder, tmp_path, capsys):
+    assert main(on_data('train', folder, tmp_path / 'run', '--json', 'epochs=1', 'precision=fp32')) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found['epochs'] == 1 and Path(found['report']).is_file() and 'rows to train on' in err
+    assert main(['detect', '--json']) == 0 and 'cpu' in json.loads(capsys.readouterr().out)
+    assert main(['status', '--card', 'h100', '--json']) == 0 and json.loads(capsys.readouterr().out)['card'] == 'h100'
+    assert main(['report', found['folder'], '--json']) == 0 and json.loads(capsys.readouterr().out)['report'].endswith('report.html')
+
+
+def test_the_log_file_takes_the_words_and_the_errors(folder, tmp_path, capsys):
+    log = tmp_path / 'words.log'
+    assert main(on_data('train', folder, tmp_path / 'run', '--log-file', str(log), 'epochs=1', 'precision=fp32')) == 0
+    assert 'rows to train on' in log.read_text() and 'report: ' in log.read_text()
+    assert main(['report', str(tmp_path / 'none'), '--log-file', str(log)]) == 2 and 'holds no run.json' in log.read_text()
+    capsys.readouterr()
+    assert main(['detect', '--log-file', str(tmp_path / 'none' / 'x.log')]) == 2
+    out, err = capsys.readouterr()
+    assert not out and 'cannot be written to' in err and len(err.splitlines()) == 1
+
+
+def test_any_field_by_name_and_a_preset(folder, tmp_path, capsys):
+    out = tmp_path / 'run'
+    words = on_data('train', folder, out, '--preset', 'auto', '--epochs', '2', 'precision=fp32', 'layout=padded', 'betas=0.8,0.99', 'effective_batch=8')
+    assert main(words) == 0
+    config = TrainConfig.from_json((out / 'train_config.json').read_text())
+    assert (config.epochs, config.layout, config.betas, config.effective_batch, config.precision) == (2, 'padded', (.8, .99), 8, 'fp32')
+    preset = read_json(out / 'preset.json')
+    assert {d['what'] for d in read_json(out / 'decisions.json')} >= {'precision', 'TF32', 'attention', 'preset, layout'}
+    assert preset['reasons']['layout']['source'] == 'asked for' and preset['reasons']['checkpointing']['source'] != 'asked for'
+    assert main(words) == 0 and 'going on with the run' in capsys.readouterr().out
+    before = (out / 'train.json').read_bytes()
+    assert main([*words, 'lr=0.5']) == 2 and 'lr was 5e-05, now 0.5' in capsys.readouterr().err
+    assert (out / 'train.json').read_bytes() == before
+
+
+BAD = {'an unknown field': (['lrr=1'], "did you mean 'lr'?"), 'no value': (['lr'], 'expected name=value'), 'another kind': (['epochs=two'], 'epochs=two: expected int'), 'a value out of range': (['warmup=2'], 'warmup is 2'),
+       'given twice': (['--epochs', '2', 'epochs=3'], 'given as an option too'), 'an unknown card': (['--preset', 'gtx1'], 'no such card'), 'too few groups': (['--folds', '99', '--group', 'g'], '99'),
+       'a share above one': (['--held-out', '1.5'], '--held-out is 1.5'), 'TF32 without a GPU': (['tf32=true', 'precision=fp32'], 'TF32'), 'rows longer than the model': (['--max-length', '9999'], 'takes at most')}
+
+@pytest.mark.parametrize('name', BAD)
+def test_bad_settings_of_a_training_write_nothing(folder, tmp_path, name, capsys):
+    if name == 'TF32 without a GPU' and torch.cuda.is_available(): pytest.skip('there is a GPU')
+    words, said = BAD[name]
+    assert main(on_data('train', folder, tmp_path / 'run', *words)) == 2
+    err = capsys.readouterr().err
+    assert said in err and len(err.strip().splitlines()) <= 2 and not [*tmp_path.iterdir()], err
+
+
+def test_folds_keep_groups_together(folder, tmp_path, capsys):
+    assert main(on_data('train', folder, tmp_path / 'run', '--folds', '2', '--group', 'g', '--json', 'epochs=1', 'precision=fp32')) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found['folds']) == 2 and sum(f['rows'] for f in found['folds']) == 160 and all(f['rows'] % 4 == 0 for f in found['folds'])
+
+
+def test_settings_reach_the_trials_of_a_job(folder, tmp_path, capsys):
+    short = ['--trials', '1', '--epochs', '2', '--no-ladder', '--space', 'lr=1e-4..1e-3:log']
+    assert main(on_data('tune', folder, tmp_path / 'run', *short, '--json', '--precision', 'fp32', 'layout=padded', 'betas=0.8,0.99', 'folds=2')) == 0
+    assert json.loads(capsys.readouterr().out)['trials'] == 1
+    config = read_json(tmp_path / 'run' / 'train.json')['config']
+    assert config['layout'] == 'padded' and config['betas'] == [.8, .99] and read_json(tmp_path / 'run' / 'run.json')['settings']['train'] == ['betas=0.8,0.99']
+    assert read_json(tmp_path / 'run' / 'study.json')['folds'] == 2
+    assert main(on_data('tune', folder, tmp_path / 'run', *short, '--precision', 'fp32', 'layout=padded', 'folds=2')) == 2 and 'train was ["betas=0.8,0.99"], now null' in capsys.readouterr().err
+    for words, said in ((['physical_batch=4'], 'is found by the job'), (['warmup=0.1', '--space', 'warmup=0.0..0.2'], 'set and searched'), (['nonsense=4'], 'is no field')):
+        assert main(on_data('tune', folder, tmp_path / 'other', *short, *words)) == 2 and said in capsys.readouterr().err and not (tmp_path / 'other').exists()
+
+
+@pytest.mark.slow
+def test_a_worker_takes_part_in_a_study(folder, tmp_path, capsys):
+    "The job waits between its first trials until the worker has begun; both end with the same twelve"
+    from optkit.job import Job, JobConfig
+    from optkit.storage import sqlite_storage
+    out = tmp_path / 'run'
+    job = Job(JobConfig(str(folder / 'data.csv'), 'a', 'y', 'b', model=str(folder / 'model'), out=str(out), trials=12, epochs=2, folds=2, space=('lr=1e-4..1e-2:log',), precision='fp32', ladder=False,
+                        save_model=False, strategy='none'), progress=False, say=lambda text: None, command='test')
+    helpers, search = [], job._search
+    def with_helper(on_trial):
+        sqlite_storage(out / 'study.db')  # the worker looks for it
+        helpers.append(subprocess.Popen([sys.executable, '-m', 'optkit.cli', 'worker', str(out), '--quiet', '--json'], cwd=ROOT, env=dict(os.environ, PYTHONPATH=str(ROOT)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        def slowly(study, trial):
+            on_trial(study, trial)
+            until = time.monotonic() + 60
+            while len({t.user_attrs.get('worker') for t in study.trials}) < 2 and time.monotonic() < until: time.sleep(.2)
+        return search(slowly)
+    job._search = with_helper
+    job.run()
+    said, err = helpers[0].communicate(timeout=120)
+    assert helpers[0].returncode == 0, err
+    trials = optuna.load_study(study_name='optkit', storage=sqlite_storage(out / 'study.db')).trials
+    assert len({t.user_attrs['worker'] for t in trials}) == 2 and sum(t.user_attrs.get('ended') is not None for t in trials) == 12
+    assert json.loads(said)['trials'] == 12
+
+
+@pytest.mark.parametrize('make, said', [(lambda p: None, 'holds no run.json'), (lambda p: (p / 'run.json').write_text('{"kind": "train", "settings": {}}'), 'has no study')], ids=['nothing', 'a training'])
+def test_a_worker_without_a_study(tmp_path, capsys, make, said):
+    make(tmp_path)
+    assert main(['worker', str(tmp_path)]) == 2 and said in capsys.readouterr().err
+
+
+def test_follow_prints_where_a_run_stands(folder, tmp_path, capsys):
+    assert main(on_data('train', folder, tmp_path / 'run', 'epochs=1', 'precision=fp32')) == 0
+    capsys.readouterr()
+    assert main(['status', str(tmp_path / 'run'), '--follow']) == 0 and 'finished: step' in capsys.readouterr().out
+    assert main(['status', str(tmp_path / 'none'), '--follow']) == 2 and main(['status', '--follow']) == 2
+
+
+def test_colours_only_where_a_terminal_is(monkeypatch, capsys):
+    monkeypatch.delenv('NO_COLOR', raising=False)
+    main(['status', '--card', 'h100'])
+    assert '\x1b[' not in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
+    main(['status', '--card', 'h100'])
+    assert '\x1b[32m' in capsys.readouterr().out
+    main(['status', '--card', 'h100', '--no-color'])
+    assert '\x1b[' not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name == 'nt', reason='signals of another kind')
+def test_control_c_ends_a_training_after_its_step_and_it_goes_on(folder, tmp_path):
+    words = on_data('train', folder, tmp_path / 'run', 'epochs=400', 'precision=fp32', 'read_every=1')
+    start = lambda words: subprocess.Popen([sys.executable, '-m', 'optkit.cli', *words], cwd=ROOT, env=dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS='1'), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    process, until = start(words), time.monotonic() + 60
+    while not (tmp_path / 'run' / 'progress.json').is_file() and time.monotonic() < until: time.sleep(.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and 'stopping after this step' in err and 'Traceback' not in err, err
+    now = read_json(tmp_path / 'run' / 'progress.json')
+    assert now['state'] == 'stopped' and 0 < now['step'] < now['total']
+    from optkit.checkpoint import latest_checkpoint, read_checkpoint
+    assert read_checkpoint(latest_checkpoint(tmp_path / 'run'))[1]['position']['done'] == now['step']

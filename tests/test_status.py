@@ -1,0 +1,188 @@
+"Presets with their reasons, what differs between configurations, and the status with its checks"
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from optkit.data import InputError, example_table, tokenise, word_tokenizer
+from optkit.engine import example_model
+from optkit.hardware import detect, hardware_with, known_gpu
+from optkit.progress import Progress, write_progress
+from optkit.report import read_committed
+from optkit.status import OPTIMIZATIONS, gain_of, preset_of, read_run, rows_that_fit, status
+from optkit.timing import read_json, write_json
+from optkit.trainer import TrainConfig, Trainer, make_engine
+
+
+def records(*rows): return pd.DataFrame([dict(dict(file='r.json', card='h100', variant='+ x', ratio_p50=2., ratio_low=1.9, ratio_high=2.1, ratio_before_p50=np.nan, ratio_before_low=np.nan, ratio_before_high=np.nan), **r) for r in rows])
+
+
+# --- records
+
+def test_the_row_before_counts_where_there_is_one_and_a_part_alone_does_not():
+    table = records(dict(claim='compile', ratio_before_p50=1.2, ratio_before_low=1.1, ratio_before_high=1.3), dict(claim='compile', file='s.json', ratio_p50=1.4, ratio_low=1.3, ratio_high=1.5), dict(claim='compile', variant='x, alone, 128', ratio_p50=9.))
+    gain = gain_of(table, 'compile', 'h100')
+    assert (gain.p50, gain.low, gain.high, gain.files) == (pytest.approx(1.3), 1.1, 1.5, ('r.json', 's.json')) and gain.sure
+    assert gain_of(table, 'compile', 'rtx3090') is None and gain_of(table, 'bf16', 'h100') is None
+
+
+# --- presets
+
+def test_a_preset_follows_the_records_of_its_card_only():
+    faster, slower = (records(dict(claim='compile', ratio_before_p50=r, ratio_before_low=r - .05, ratio_before_high=r + .05)) for r in (1.3, .9))
+    assert preset_of('h100', records=faster).compile == 'default' and preset_of('h100', records=faster).reasons['compile'].source == 'record'
+    assert preset_of('h100', records=slower).compile is None and 'no sure gain' in preset_of('h100', records=slower).reasons['compile'].reason
+    other = preset_of('rtx3090', records=faster)
+    assert other.compile is None and other.reasons['compile'].source == 'default'
+
+
+@pytest.mark.parametrize('card, precision, tf32', [('rtx3090', 'bf16', True), ('rtx5090', 'bf16', True), ('h100', 'bf16', True), ('T4', 'fp16', False)])
+def test_presets_of_cards(card, precision, tf32):
+    p = TrainConfig.preset(card)
+    assert isinstance(p, TrainConfig) and (p.precision, p.tf32) == (precision, tf32)
+    assert all(r.reason and r.source in ('record', 'arithmetic', 'rule', 'default') for r in p.reasons.values()) and {'precision', 'compile', 'layout', 'physical_batch', 'fused'} <= set(p.reasons)
+    peak = known_gpu(card).peak
+    if p.reasons['precision'].source == 'arithmetic': assert f"{peak[precision] / peak['fp32']:.1f} times" in p.reasons['precision'].reason
+
+
+def test_auto_is_this_machine(): assert TrainConfig.preset('auto').card == detect().card
+
+
+def test_memory_by_count():
+    shape = dict(weights=100_000_000, layers=12, hidden=768, heads=12)
+    one = rows_that_fit(2**34, shape, 512)
+    assert one == int((.9 * 2**34 - 18 * 10**8) / (512 * 12 * (34 * 768 + 5 * 12 * 512)))
+    assert rows_that_fit(2**35, shape, 512) > 2 * one > 2 * rows_that_fit(2**34, shape, 1024) and rows_that_fit(2**30, shape) == 0
+    from transformers import BertConfig
+    huge = BertConfig(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=14336)
+    p = preset_of('rtx3090', model=huge)
+    assert (p.physical_batch, p.checkpointing) == (1, 'full') and 'about 0 rows' in p.reasons['physical_batch'].reason
+    assert preset_of('rtx3090', model=BertConfig(), effective_batch=8).physical_batch is None
+
+
+def test_reasons_stay_with_what_stays_and_go_through_json():
+    p = TrainConfig.preset('h100').replace(compile=None)
+    assert p.compile is None and p.reasons['compile'].source == 'asked for' and p.reasons['precision'].source != 'asked for'
+    assert TrainConfig.from_json(p.to_json()) == TrainConfig(**asdict(p)) and json.loads(json.dumps(p.to_dict()))['values']['compile'] is None
+    assert replace(p, lr=1e-3).lr == 1e-3
+
+
+@pytest.mark.parametrize('call', [lambda: TrainConfig.preset('gtx9999'), lambda: TrainConfig.preset('h100', model=object())], ids=['card', 'model'])
+def test_presets_that_cannot_be(call):
+    with pytest.raises(InputError): call()
+
+
+def test_a_preset_is_saved_beside_its_run(tmp_path):
+    store = tokenise(example_table(40), word_tokenizer(), 32, progress=False)
+    for name, config in (('preset', TrainConfig.preset('auto', epochs=1, precision='fp32')), ('plain', TrainConfig(epochs=1, precision='fp32'))):
+        Trainer(make_engine(example_model(), config, detect()), store, config, folder=tmp_path / name).fit(np.arange(30), np.arange(30, 40))
+    saved = read_json(tmp_path / 'preset' / 'preset.json')
+    assert saved['values']['precision'] == 'fp32' and saved['reasons']['precision']['source'] == 'asked for' and not (tmp_path / 'plain' / 'preset.json').exists()
+
+
+def test_diff_tells_what_changes_training():
+    a, b = TrainConfig(), TrainConfig(lr=1e-3, compile='default', betas=[.9, .999])
+    assert {k: c for k, *_, c in a.diff(b).rows} == {'lr': True, 'compile': False} and not a.diff(TrainConfig()) and repr(a.diff(a)) == 'the same'
+    assert a.diff(b).to_dict()['lr'] == dict(first=5e-5, second=1e-3, changes_training=True)
+
+
+# --- status
+
+def states(config=None, card='H100', **kwargs): return {r.name: r.state for r in status(config, hardware=hardware_with(card and known_gpu(card)), **kwargs).rows}
+
+
+@pytest.mark.parametrize('changes, name, before, after', [
+    (dict(precision='fp32'), 'BF16 or FP16 products', 'on', 'off'), (dict(tf32=False), 'TF32', 'on', 'off'), (dict(compile='default'), 'torch.compile', 'off', 'on'), (dict(fused=False), 'fused AdamW', 'on', 'off'),
+    (dict(fast=True), 'CUDA graphs', 'off', 'on'), (dict(fast=True), 'torch.compile', 'off', 'on'), (dict(zero_grad_none=False), 'gradients dropped, not zeroed', 'on', 'off'), (dict(read_every=1), 'loss read rarely', 'on', 'off'),
+    (dict(physical_batch=4), 'whole step at once', 'on', 'off'), (dict(checkpointing='full'), 'no gradient checkpointing', 'on', 'off'), (dict(layout='full'), 'rows sorted or packed by length', 'on', 'off'),
+    (dict(layout='packed'), 'sequence packing', 'off', 'on'), (dict(adapter='lora'), 'adapter (LoRA, DoRA)', 'off', 'on'), (dict(optimizer='adamw_8bit'), '8-bit AdamW', 'off', 'on'), (dict(fp8=True), 'FP8 products', 'off', 'on'),
+    (dict(attention='sdpa'), 'fused attention (SDPA)', 'unknown', 'on'), (dict(attention='eager'), 'fused attention (SDPA)', 'unknown', 'off'), (dict(workers=2), 'pinned host memory', 'n/a', 'on'), (dict(eval_on_device=False), 'evaluation stays on the GPU', 'on', 'off')])
+def test_each_switch_is_seen(changes, name, before, after):
+    assert (states()[name], states(TrainConfig(**changes))[name]) == (before, after)
+
+
+def test_the_attention_of_a_model_that_is_given():
+    model = example_model()
+    for name, state in (('eager', 'off'), ('sdpa', 'on')):
+        model.set_attn_implementation(name)
+        assert states(model=model)['fused attention (SDPA)'] == state
+    assert states(TrainConfig(attention='eager'), model=model)['fused attention (SDPA)'] == 'off'
+
+
+def test_what_a_machine_cannot_have_does_not_count_against_it():
+    assert states(card='T4')['TF32'] == states(card='RTX 3090')['FP8 products'] == states(card=None)['CUDA graphs'] == states()['channels last'] == states()['hopeless trials stopped'] == 'n/a'
+    found = status(hardware=hardware_with(None))
+    on, apply, _ = found.scorecard['GPU compute']
+    assert apply < sum(r.category == 'GPU compute' for r in found.rows) and on <= apply
+
+
+def test_recommendations_come_by_measured_gain_and_never_change_training():
+    rows = [dict(claim=c, ratio_before_p50=r, ratio_before_low=r - .01, ratio_before_high=r + .01) for c, r in (('fused_adamw_step', 1.1), ('compile', 1.3), ('zero_grad_none', 1.005), ('adamw_8bit', 3.))]
+    plain = TrainConfig(fused=False, zero_grad_none=False)
+    found = status(plain, hardware=hardware_with(known_gpu('H100')), records=records(*rows))
+    assert [r.name for r in found.recommendations] == ['torch.compile', 'fused AdamW']
+    assert 'CUDA graphs' in [r.name for r in found.unmeasured] and 'fused=true' in found.text()
+    for r in found.recommendations: assert r.fix.partition('=')[0] in asdict(plain)
+    elsewhere = status(plain, hardware=hardware_with(known_gpu('L4')), records=records(*rows))
+    assert 'another card, so measure it here' in elsewhere.text()
+
+
+def test_no_figure_without_a_record():
+    found = status(hardware=hardware_with(known_gpu('H100')), records=records().reindex(columns=['claim', 'card', 'variant']))
+    assert all(r.gain is None for r in found.rows) and not found.recommendations and 'measured' not in found.text().split('Checklist')[0].replace('Nothing that is off was measured', '').replace('never measured', '')
+
+
+def run_folder(path, **files):
+    for name, content in files.items(): write_progress(path / 'progress.json', content) if name == 'progress' else write_json(path / f'{name}.json', content)
+    return path
+
+def test_a_run_brings_its_own_gain_and_backends(tmp_path):
+    row = lambda claim, p50: dict(variant='+ x', baseline='baseline', claim=claim, ratio=None, ratio_before=dict(p50=p50, low=p50 - .1, high=p50 + .1))
+    run_folder(tmp_path, run=dict(title='x'), train_config=asdict(TrainConfig(layout='padded')), ladder=dict(rows=[row('compile', 1.7)]), decisions=[dict(what='attention', value='flash', reason='what really ran')],
+               study=dict(epochs_spent=10, epochs_full=30, controller=dict(strategy='racing'), trials=[]))
+    found = {r.name: r for r in status(run=tmp_path, hardware=hardware_with(known_gpu('H100'))).rows}
+    assert found['torch.compile'].gain.where == 'this run' and found['torch.compile'].gain.p50 == 1.7 and found['fused attention (SDPA)'].state == 'on'
+    assert found['hopeless trials stopped'].state == 'on' and found['hopeless trials stopped'].gain.p50 == 3 and found['rows sorted or packed by length'].state == 'off'
+
+
+@pytest.mark.parametrize('changes, said', [(dict(memory_bytes=50 * 2**30), 'memory within the plan'), (dict(sequences_per_s=10.), 'samples/s above the recorded floor')])
+def test_checks_see_what_is_wrong(tmp_path, changes, said):
+    good = Progress('finished', 5, 10, 1, 2, loss=.4, sequences_per_s=500., memory_bytes=2**30)
+    ladder = dict(rows=[dict(variant='baseline', baseline='baseline', claim=None, ratio=None, samples_per_s=dict(p20=100.))])
+    check = lambda progress: {c.what: c.ok for c in status(run=run_folder(tmp_path, run={}, batch=dict(peak_bytes=20 * 2**30), ladder=ladder, progress=progress), hardware=hardware_with(known_gpu('H100'))).checks}
+    assert check(good)[said] is True and check(replace(good, **changes))[said] is False
+
+
+def test_a_loss_that_is_no_number_is_seen(tmp_path):
+    check = lambda *losses: {c.what: c.ok for c in status(run=run_folder(tmp_path, run={}, train=dict(history=[dict(train_loss=l, samples_per_s=9.) for l in losses])), hardware=hardware_with(None)).checks}['losses are numbers']
+    assert check(.5, .4) is True and check(.5, float('nan')) is False
+
+
+def test_a_busy_card_is_asked_only_while_a_training_runs(tmp_path, monkeypatch):
+    import optkit.status as module
+    run = run_folder(tmp_path, run={}, progress=Progress('running', 5, 10, 1, 2, loss=.4))
+    for share, ok in ((.95, True), (.5, False), (None, None)):
+        monkeypatch.setattr(module, 'gpu_busy', lambda seconds: share)
+        assert status(run=run, hardware=hardware_with(known_gpu('H100'))).checks[0].ok is ok
+    write_progress(run / 'progress.json', Progress('finished', 5, 10, 1, 2, loss=.4))
+    monkeypatch.setattr(module, 'gpu_busy', lambda seconds: 1 / 0)
+    assert status(run=run, hardware=hardware_with(known_gpu('H100'))).checks[0].ok is None
+
+
+def test_run_folders_that_are_none(tmp_path):
+    for path in (tmp_path / 'none', tmp_path):
+        with pytest.raises(InputError): read_run(path)
+    (tmp_path / 'run.json').write_text('{"half": ')
+    with pytest.raises(InputError): read_run(tmp_path)
+
+
+def test_every_claim_of_the_status_is_a_claim_and_every_fix_a_setting():
+    from optkit.report import claims
+    from optkit.trainer import parse_settings
+    known = set(claims().index)
+    assert not {c for o in OPTIMIZATIONS for c in o.claims} - known
+    for o in OPTIMIZATIONS:
+        if o.fix and o.category != 'Search': TrainConfig(**parse_settings([o.fix]))
+    assert len({o.name for o in OPTIMIZATIONS}) == len(OPTIMIZATIONS) and not read_committed().empty

@@ -1,0 +1,297 @@
+"Views: what they read and say, that they write and break nothing, and how runs and studies heed them"
+import base64
+import json
+import sys
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import optkit.views as views
+from optkit.data import InputError, example_table, tokenise, word_tokenizer
+from optkit.engine import example_model
+from optkit.hardware import detect
+from optkit.hpo import simulated_runner, tune
+from optkit.progress import Progress, read_history, write_progress
+from optkit.storage import open_storage
+from optkit.trainer import TrainConfig, Trainer, make_engine
+from optkit.views import Card, MachineProbe, MachineReading, claims_view, limit_of, open_study, study_view, training_view, trial_rows, watch
+
+SPACE = ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log']
+
+
+@pytest.fixture(scope='module')
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('study')
+    tune(simulated_runner(), SPACE, 24, folds=3, storage=folder, progress=False)
+    return folder
+
+
+def readings(n=5, at=0): return [Progress('running', s, 2 * n, 1 + s // n, 2, loss=1 / s, metric='macro_f1', score=.5 if s > n // 2 else None, tokens_per_s=100. * s, mfu=.01 * s, seconds=1. * s, seconds_left=9., waiting=.02) for s in range(1 + at, n + 1 + at)]
+
+
+# --- the machine
+
+class FakeNVML:
+    "Two cards as the management library tells of them; the second tells nothing but its name"
+    calls = []
+    def __getattr__(self, name):
+        self.calls.append(name)
+        if name == 'nvmlInit' or name == 'nvmlShutdown': return lambda: None
+        if name == 'nvmlDeviceGetCount': return lambda: 2
+        if name == 'nvmlDeviceGetHandleByIndex': return lambda n: n
+        told = dict(nvmlDeviceGetName='GPU X', nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=93), nvmlDeviceGetMemoryInfo=SimpleNamespace(used=8 * 2**30, total=24 * 2**30), nvmlDeviceGetPowerUsage=250_000, nvmlDeviceGetEnforcedPowerLimit=350_000,
+                    nvmlDeviceGetClockInfo=1700, nvmlDeviceGetMaxClockInfo=2100, nvmlDeviceGetTemperature=60, nvmlDeviceGetCurrentClocksEventReasons=0)
+        def tell(handle, *args):
+            if name not in told or handle == 1 and name != 'nvmlDeviceGetName': raise RuntimeError('not supported')
+            return told[name]
+        return tell
+
+
+def test_a_card_is_read_and_one_that_tells_little_leaves_it_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'pynvml', FakeNVML())
+    one, two = MachineProbe()().cards
+    assert one == Card('GPU X', .93, 8 * 2**30, 24 * 2**30, 250., 350., 1700, 2100, 60, '') and two == Card('GPU X')
+    view = watch()
+    assert 'busy 93%' in view.words() and '250 of 350 W' in view.words() and 'limited by: GPU' in view.words() and set(view.series()[1]) == {'GPU busy', 'GPU memory', 'power', 'clock', 'CPU', 'busiest core', 'host memory'}
+    assert 'GPU X' in watch(gpu=1).words() and 'GPU busy' not in watch(gpu=1).series()[1]
+    with pytest.raises(InputError, match='the driver reports 2'): watch(gpu=2)
+
+
+def test_without_a_library_there_is_still_a_host(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'pynvml', None)
+    view = watch()
+    assert 'no GPU that tells' in view.words() and view.png()[:4] == b'\x89PNG'
+
+
+CARD = Card('GPU', busy=.97, used=10 * 2**30, total=80 * 2**30)
+RUN = Progress('running', 5, 10, 1, 1, waiting=.01)
+
+@pytest.mark.parametrize('card, core, run, said', [({}, .3, RUN, 'GPU'), ({}, .3, replace(RUN, waiting=.2), 'loader'), ({}, .3, replace(RUN, waiting=.9, state='finished'), 'GPU'), (dict(busy=.4), .99, RUN, 'host'), (dict(busy=.4), .2, RUN, 'host'),
+                                                   (dict(used=79 * 2**30), .3, RUN, 'memory'), (dict(slowed='heat'), .3, RUN, 'heat or power'), (dict(busy=0.), .1, None, 'nothing')])
+def test_what_limits(card, core, run, said):
+    found = limit_of([MachineReading(0, (replace(CARD, **card),), core=core)] * 3, run)
+    assert found.value == said and found.reason
+
+
+def test_views_never_touch_cuda(tmp_path, study, monkeypatch):
+    "In a process where each call into CUDA raises"
+    import torch
+    for name in ('is_available', 'init', '_lazy_init', 'device_count', 'get_device_properties', 'mem_get_info', 'synchronize'): monkeypatch.setattr(torch.cuda, name, lambda *a, name=name, **k: pytest.fail(f'torch.cuda.{name} was called'))
+    for now in readings(): write_progress(tmp_path / 'progress.json', now)
+    for view in (watch(tmp_path), training_view(tmp_path), study_view(study), claims_view()): view.state = view.look(); assert view.words() and view.png()
+
+
+# --- a training
+
+def test_a_run_keeps_its_readings_and_a_resume_takes_the_place_of_what_it_repeats(tmp_path):
+    path = tmp_path / 'progress.json'
+    for now in [*readings(5), *readings(3, at=3)]: write_progress(path, now)
+    assert [h['step'] for h in read_history(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    with open(tmp_path / 'progress.jsonl', 'a') as file: file.write('{"step": 7, "lo')
+    assert [h['step'] for h in read_history(tmp_path)][-1] == 6
+    for empty in ('none',):
+        with pytest.raises(InputError): read_history(tmp_path / empty)
+
+
+def test_a_training_view_says_where_it_stands(tmp_path):
+    view = training_view(tmp_path)
+    assert 'no reading yet' in view.words() and view.png()
+    for now in readings(): write_progress(tmp_path / 'progress.json', now)
+    view.state = view.look()
+    assert 'running: step 5 of 10, epoch 2 of 2' in view.words() and '500 real tokens/s, 5.0% of the card’s peak (10,000 tokens/s)' in view.words() and '0:09 left' in view.words() and not view.over
+    steps, s = view.series()
+    assert steps == [1, 2, 3, 4, 5] and s['loss'][0] == 1. and [v for v in s['score'] if v] == [.5, .5] and s['score'][3] is None
+    write_progress(tmp_path / 'progress.json', replace(readings()[-1], state='failed', note='RuntimeError: no'))
+    view.state = view.look()
+    assert view.over and 'RuntimeError: no' in view.words()
+
+
+def test_the_same_is_seen_by_another_view_of_the_same_folder(tmp_path):
+    for now in readings(): write_progress(tmp_path / 'progress.json', now)
+    assert training_view(tmp_path).words() == training_view(tmp_path).words() and training_view(str(tmp_path)).key == training_view(tmp_path).key
+
+
+def test_stop_ends_a_training_of_any_process_after_its_step(tmp_path):
+    store = tokenise(example_table(60), word_tokenizer(), 32, progress=False)
+    config = TrainConfig(epochs=2000, precision='fp32', read_every=1)
+    make = lambda: Trainer(make_engine(example_model(), config, detect()), store, config, folder=tmp_path)
+    (tmp_path / 'stop').touch()  # an old one does not count
+    time.sleep(.05)
+    work, until = make().start(np.arange(40), np.arange(40, 60)), time.monotonic() + 60
+    while not (tmp_path / 'progress.json').exists() and time.monotonic() < until: time.sleep(.05)
+    time.sleep(.7)
+    assert work.running
+    training_view(tmp_path).stop()
+    result = work.wait(30)
+    assert result.stopped and 0 < result.steps < 2000 * 3 and training_view(tmp_path).state[0].state == 'stopped'
+    again = make().start(np.arange(40), np.arange(40, 60), resume=True)
+    time.sleep(1)
+    assert again.running, 'the old request does not stop the run that goes on'
+    assert again.stop(30).steps > result.steps
+
+
+# --- a study
+
+def test_a_study_is_read_and_not_written_to(study):
+    contents = lambda: {p.name: p.read_bytes() for p in study.iterdir() if not p.name.endswith('-shm')}  # where SQLite keeps who reads
+    before = contents()
+    view = study_view(study, n_trials=40)
+    assert before == contents() and 'study.db' in before
+    rows = view.rows()
+    assert len(rows) == 24 and {r['state'] for r in rows} <= {'complete', 'stopped'} and '24 of 40 trials' in view.words() and 'forecast: 24 trials' in view.words()
+    best = view.best()
+    assert best['value'] == max(r['value'] for r in rows if r['state'] == 'complete') and f"trial {best['number']}" in view.words() and len(best['folds']) == 3
+    assert set(view.known[1]) == {'lr', 'weight_decay'} and sum(view.known[1].values()) == pytest.approx(1)
+
+
+def test_looking_back_shows_the_trials_up_to_then(study):
+    view = study_view(study)
+    view.upto = 5
+    assert [r['number'] for r in view.rows()] == [0, 1, 2, 3, 4] and 'forecast' not in view.words()
+    assert view.best()['value'] == max(r['value'] for r in view.rows() if r['state'] == 'complete')
+    view.upto = 0
+    assert view.best() is None and view.png()
+
+
+def test_new_trials_are_seen(tmp_path):
+    tune(simulated_runner(), SPACE, 3, folds=2, storage=tmp_path, progress=False)
+    view = study_view(tmp_path, n_trials=5)
+    assert len(view.rows()) == 3 and not view.over
+    tune(simulated_runner(), SPACE, 5, folds=2, storage=tmp_path, progress=False)
+    view.state = view.look()
+    assert len(view.rows()) == 5 and view.over
+    tune(simulated_runner(), SPACE, 1, folds=2, storage=tmp_path, progress=False, fresh=True, say=lambda text: None)
+    view.state = view.look()
+    assert len(view.rows()) == 1, 'a fresh study that took its place'
+
+
+def test_pause_and_stop_reach_a_study_in_another_thread_or_process(tmp_path):
+    def slow(params, fold):
+        for n in range(3): time.sleep(.02); yield .5 + n / 10 + params['lr']
+    seen = []
+    work = threading.Thread(target=lambda: tune(slow, ['lr=0.0..0.1'], 200, folds=2, epochs=3, strategy='none', storage=tmp_path, progress=False, say=seen.append))
+    work.start()
+    def begun():
+        try: return trial_rows(open_study(tmp_path))
+        except InputError: return False
+    while not begun(): time.sleep(.05)
+    view = study_view(tmp_path, n_trials=200)
+    view.pause(); time.sleep(1)
+    count = len(trial_rows(open_study(tmp_path))); time.sleep(1)
+    assert len(trial_rows(open_study(tmp_path))) == count and 'paused' in view.words() and work.is_alive()
+    view.go_on(); time.sleep(1.5)
+    assert len(trial_rows(open_study(tmp_path))) > count
+    view.stop(); work.join(20)
+    assert not work.is_alive() and any('stopped, as was asked for' in s for s in seen)
+    done = len(trial_rows(open_study(tmp_path)))
+    assert done < 200
+    tune(slow, ['lr=0.0..0.1'], done + 1, folds=2, epochs=3, strategy='none', storage=tmp_path, progress=False, say=seen.append)
+    assert len(trial_rows(open_study(tmp_path))) >= done
+
+
+@pytest.mark.parametrize('make, said', [(lambda p: None, 'holds no study.db'), (lambda p: (p / 'study.db').write_bytes(b'no database' * 200), 'cannot be read as a study')], ids=['nothing', 'something else'])
+def test_studies_that_are_none(tmp_path, make, said):
+    make(tmp_path)
+    with pytest.raises(InputError, match=said) as found: study_view(tmp_path)
+    assert '\n' not in str(found.value)
+
+
+def test_a_study_that_another_process_holds_is_named_and_the_view_goes_on(tmp_path):
+    import sqlite3
+    open_storage(tmp_path / 'study.db')
+    with sqlite3.connect(tmp_path / 'study.db') as c: c.execute('pragma journal_mode=delete')
+    holder = sqlite3.connect(tmp_path / 'study.db', isolation_level=None)
+    holder.execute('begin exclusive')
+    with pytest.raises(InputError, match='held by another process'): study_view(tmp_path)
+    holder.execute('rollback'); holder.close()
+
+
+# --- claims
+
+def test_claims_are_filtered():
+    every = claims_view()
+    assert 0 < len(claims_view(label='exact').rows()) < len(every.rows()) and (claims_view(label='exact').rows().label == 'exact').all()
+    assert all(r.low <= r.p50 <= r.high for _, r in every.rows().iterrows())
+    for bad in (dict(card='abacus'), dict(label='nonsense'), dict(verdict='x')):
+        with pytest.raises(InputError, match='no record has it'): claims_view(**bad)
+    with pytest.raises(InputError): claims_view('no/such/folder')
+
+
+def test_a_broken_record_is_named(tmp_path):
+    (tmp_path / 'x.json').write_text('{"rows": ')
+    with pytest.raises(InputError, match='x.json'): claims_view(tmp_path)
+
+
+# --- where nothing listens, and where something does
+
+def shown(view, monkeypatch):
+    out = []
+    monkeypatch.setattr('IPython.display.display', lambda data, **kwargs: out.append(data))
+    view._ipython_display_()
+    return out
+
+def test_words_and_a_picture_where_nothing_listens(study, monkeypatch):
+    words, picture = shown(study_view(study), monkeypatch)
+    assert '24 trials' in words['text/plain'] and '<div' in words['text/html'] and base64.b64decode(picture['image/png'])[:4] == b'\x89PNG'
+
+
+def test_widgets_with_words_and_picture_behind_them_where_a_notebook_listens(study, tmp_path, monkeypatch):
+    for now in readings(): write_progress(tmp_path / 'progress.json', now)
+    monkeypatch.setattr(views, 'listened_to', lambda: True)
+    for make in (lambda: training_view(tmp_path), lambda: study_view(study, n_trials=40), watch, claims_view):
+        view = make()
+        bundle, = shown(view, monkeypatch)
+        assert 'application/vnd.jupyter.widget-view+json' in bundle and 'data:image/png;base64' in bundle['text/html'] and view.text.value
+        view.close()
+
+
+def test_a_cell_that_is_run_again_takes_the_place_of_its_view(tmp_path, monkeypatch):
+    for now in readings(): write_progress(tmp_path / 'progress.json', now)
+    monkeypatch.setattr(views, 'listened_to', lambda: True)
+    first, second = training_view(tmp_path), training_view(tmp_path)
+    shown(first, monkeypatch); shown(second, monkeypatch)
+    assert first.closed.is_set() and not second.closed.is_set()
+    second.close()
+
+
+def test_a_live_view_moves_survives_what_it_cannot_read_and_ends_with_its_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(views, 'listened_to', lambda: True)
+    write_progress(tmp_path / 'progress.json', readings()[0])
+    view = training_view(tmp_path)
+    view.every = .05
+    shown(view, monkeypatch)
+    write_progress(tmp_path / 'progress.json', readings()[4]); time.sleep(.5)
+    assert 'step 5 of 10' in view.text.value and len(view.plot.data[0].x) == 2
+    (tmp_path / 'progress.json').write_text('{"state": '); time.sleep(.5)
+    assert 'progress.json' in view.text.value and not view.closed.is_set()
+    write_progress(tmp_path / 'progress.json', replace(readings()[4], state='finished')); time.sleep(.5)
+    assert 'finished' in view.text.value and view.closed.is_set() and view.button.disabled
+
+
+def test_a_view_that_costs_much_looks_seldom(tmp_path, monkeypatch):
+    monkeypatch.setattr(views, 'listened_to', lambda: True)
+    write_progress(tmp_path / 'progress.json', readings()[0])
+    view = training_view(tmp_path)
+    looks = []
+    def dear():
+        looks.append(time.monotonic())
+        until = time.thread_time() + .02
+        while time.thread_time() < until: pass
+        return type(view).look(view)
+    view.look, view.every = dear, .01
+    shown(view, monkeypatch)
+    time.sleep(3)
+    view.close()
+    assert 1 <= len(looks) <= 2, 'one look, then a pause of a hundred times what it cost'
+
+
+def test_listened_to_is_false_here(monkeypatch):
+    assert not views.listened_to()
+    monkeypatch.setattr('IPython.get_ipython', lambda: SimpleNamespace(kernel=1))
+    assert views.listened_to()
+    monkeypatch.setenv('OPTKIT_STATIC', '1')
+    assert not views.listened_to()
