@@ -59,10 +59,13 @@ def parser() -> argparse.ArgumentParser:
 def _bench_options(bench):
     add = bench.add_argument
     add('--model', default='demo', help="local folder or name on the hub ('demo')")
-    add('--max-length', type=int, default=512, metavar='TOKENS'); add('--effective-batch', type=int, default=32, metavar='ROWS')
+    add('--max-length', type=int, metavar='TOKENS', help='tokens a row (512)'); add('--effective-batch', type=int, metavar='ROWS', help='rows of an optimizer step (32)')
     add('--rows', type=int, default=1600, help='rows of the demo data'); add('--seconds', type=float, default=120., help='time for the rounds')
     add('--rounds', type=int, default=60, help='rounds at most'); add('--compile', action='store_true', default=None, help='with torch.compile also without a GPU')
-    add('--out', help='file; bench/results/demo-ladder-<card>.json when left out')
+    add('--out', help='file; bench/results/demo-ladder-<card>.json when left out. Of a workload: file or folder; runs/bench-<workload>-<card>')
+    add('--workload', choices=('w1', 'w2', 'w3', 'mine'), help='test every claim on it instead, in a ledger that a second start goes on with')
+    add('--budget', metavar='TIME', help='of this start, for a workload: 90s, 10m, 1h (10m)')
+    for name, text in (('--data', 'table, for mine'), ('--text', 'column of the text'), ('--label', 'column of the label'), ('--pair', 'column of the second text')): add(name, help=text)
 
 # %% ../nbs/05a_cli.ipynb #828ee15e
 def _detect(args):
@@ -87,6 +90,9 @@ def _run_job(args):
 
 def _report(args):
     from optkit.report import render
+    if Path(args.run).suffix == '.json' or any(Path(args.run).glob('*-claims-*.json')):
+        from optkit.claims import ledger_page
+        return print(f'report: {ledger_page(args.run)}')
     if not (Path(args.run) / 'run.json').is_file(): raise InputError(f'{args.run}: holds no run.json, so it is no run folder')
     print(f'report: {render(args.run)}')
 
@@ -124,6 +130,8 @@ def _bench(args):
     from optkit.report import row_verdict
     from optkit.timing import save_records
     from optkit.trainer import TrainConfig
+    if args.workload or args.budget or args.data: return _bench_claims(args)
+    for name, value in (('max_length', 512), ('effective_batch', 32)): setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     for name, low in (('effective_batch', 1), ('rounds', 5), ('max_length', 8)):
         if getattr(args, name) < low: raise InputError(f'--{name.replace("_", "-")} is {getattr(args, name)}, expected at least {low}')
     hardware, tokenizer = detect(), load_tokenizer(args.model)
@@ -139,6 +147,13 @@ def _bench(args):
     out.parent.mkdir(parents=True, exist_ok=True)
     save_records(out, rows, hardware, shlex.join(['optkit', *sys.argv[1:]]), workload=f'demo mails, {_model_words(args.model)}', note=ladder.note, stopped=ladder.comparison.stopped, confidence=ladder.comparison.confidence)
     print(ladder); print(f'record: {out}')
+
+def _bench_claims(args):
+    from optkit.claims import bench
+    if args.data and not (args.text and args.label): raise InputError('--data needs --text and --label, the names of its columns')
+    data = (args.data, args.text, args.label, args.pair) if args.data else None
+    path = bench(args.workload or 'mine', args.budget or '10m', args.out, args.model, data, args.rows, args.max_length, args.effective_batch, command=shlex.join(['optkit', *sys.argv[1:]]))
+    print(f'record: {path}')
 
 def _verdict(record, row_verdict):
     found = row_verdict(asdict(record))
