@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['VERDICTS', 'VIEWS', 'WORKLOADS', 'ENOUGH', 'TOP', 'SHAPES', 'STUDIES', 'NEEDS', 'EXPERIMENTS', 'KIND', 'FORMAT',
-           'CANDIDATES', 'Claim', 'all_claims', 'claim_verdict', 'judge', 'one_verdict', 'loss_verdict', 'Facts',
-           'problem', 'Work', 'next_work', 'share_of', 'Bench', 'made_up_store', 'workload_problem', 'size_step',
-           'bench_of', 'Side', 'timed_sides', 'least_seconds', 'timed', 'step_flops', 'rates', 'outcome',
+           'RECORDED', 'CANDIDATES', 'Claim', 'all_claims', 'claim_verdict', 'judge', 'one_verdict', 'loss_verdict',
+           'Facts', 'problem', 'Work', 'next_work', 'share_of', 'Bench', 'made_up_store', 'workload_problem',
+           'size_step', 'bench_of', 'Side', 'timed_sides', 'least_seconds', 'timed', 'step_flops', 'rates', 'outcome',
            'spread_between_seeds', 'loss_check', 'switch_sides', 'switch', 'break_even', 'compiling', 'graphs', 'items',
            'channels', 'curve', 'products', 'attention', 'update', 'native', 'evaluation', 'copies', 'epoch', 'margin',
            'adapters', 'state', 'training_bytes', 'sizes', 'rate', 'usage', 'epochs_to_reach', 'study', 'profile',
            'hours_with_compile', 'derived', 'new_row', 'add_pass', 'read_ledger', 'check_same_run', 'ledger_path',
-           'expected_cost', 'works_of', 'best_order', 'climb', 'facts_of', 'LostDevice', 'attempt', 'run_plan',
-           'ready_bench', 'settle', 'bench', 'figures', 'summary', 'ledger_table', 'curve_figure', 'roofline_figure',
-           'ledger_page', 'ledger_file', 'choose_setting', 'recorded_factors', 'optimize', 'why']
+           'results_folder', 'recorded', 'with_record', 'expected_cost', 'works_of', 'best_order', 'climb', 'facts_of',
+           'LostDevice', 'attempt', 'run_plan', 'ready_bench', 'settle', 'bench', 'figures', 'summary', 'ledger_table',
+           'curve_figure', 'roofline_figure', 'ledger_page', 'ledger_file', 'choose_setting', 'recorded_factors',
+           'optimize', 'why']
 
 # %% ../nbs/05b_claims.ipynb #171f7882
 import copy, gc, json, math, shlex, shutil, sys, time, traceback, warnings
@@ -34,7 +35,7 @@ from .batch_finder import is_out_of_memory
 from .data import InputError, Loader, MicroBatch, TokenStore, padded_tokens, read_table, real_tokens, tokenise
 from .engine import load_model, load_tokenizer, model_length, plan_batch, quiet, set_checkpointing
 from .fast import FastEngine
-from .hardware import Choice, detect, tf32_set
+from .hardware import Choice, detect, size, tf32_set
 from .hpo import seconds_of
 from .ladder import BASELINE, default_rungs, loss_of, measure_ladder, without_dropout, _planned
 from .precision import choose_format, choose_precision, choose_tf32, import_problem
@@ -537,7 +538,6 @@ def switch(bench, claim, share_s, view='alone', earlier=None) -> dict:
     found, sides, losses = timed_sides(bench, {'without': without, 'with': with_}, share_s, frozen_dropout=compiled, check_loss=_unchecked(claim, view, earlier))
     more = dict(loss=loss_check(bench, losses, 'with', 'without', claim.label), **rates(bench, found, sides['with'], 'with'))
     if claim.id in ('no_checkpointing', 'checkpointing_memory'): more['extra'] = _kept_bytes(bench, sides)
-    if compiled and bench.cuda: torch._dynamo.reset()
     return outcome(found, 'with', 'without', **more)
 
 # %% ../nbs/05b_claims.ipynb #8dc33e22
@@ -573,7 +573,6 @@ def compiling(bench, claim, share_s, view='alone', earlier=None) -> dict:
     compile_s = {n: max(0., found.warm_up_seconds[n] - found.warm_up * middle[n]) for n in middle}
     extra = dict(compile_s=compile_s['with'], break_even_steps=break_even(compile_s['with'] - (compile_s['without'] if without.compile else 0.), middle['without'], middle['with']))
     if without.compile: extra['default_compile_s'] = compile_s['without']
-    torch._dynamo.reset()
     return outcome(found, 'with', 'without', extra=extra, loss=loss_check(bench, losses, 'with', 'without', claim.label), **rates(bench, found, sides['with'], 'with'))
 
 # %% ../nbs/05b_claims.ipynb #4d0527c0
@@ -581,7 +580,6 @@ def graphs(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "The fast engine's steps, compiled by layer: captured as CUDA graphs against launched one by one"
     config = bench.all_on(fast=True)
     found, sides, losses = timed_sides(bench, dict(launched=config, captured=config), share_s, frozen_dropout=True, check_loss=False, built=dict(launched=dict(graphs=False), captured=dict(graphs=True)))
-    torch._dynamo.reset()
     if said := sides['captured'].engine.reason: raise InputError(f'the fast engine takes plain steps here: {said}')
     extra = dict(build_s={n: found.warm_up_seconds[n] for n in sides}, shapes=len(sides['captured'].engine.built))
     return outcome(found, 'captured', 'launched', extra=extra, note='variable lengths, few shapes; both compiled by layer', **(rates(bench, found, sides['captured'], 'captured') | dict(padded_tokens_per_s=None)))
@@ -701,14 +699,14 @@ def copies(bench, claim, share_s, view='alone', earlier=None) -> dict:
 def _epochs(bench, cases, share_s):
     "Epochs of a few steps from a store in host memory, by loader"
     side, store = Side(bench, bench.all_on()), bench.store.to('cpu')
-    few = side.plan[:8 if bench.cuda else 2]
+    few = side.plan[:(8 if len(cases) < 3 else 4) if bench.cuda else 2]
     start = 'fork' if sys.platform == 'linux' else None
     loaders = {n: Loader(store, bench.hardware.device, **(dict(start=start) if c.get('workers') else {}), **c) for n, c in cases.items()}
     def run(loader):
         def work(number):
             for step in loader(few): side.engine.step(store, step)
         return work
-    try: return timed(bench, {n: run(l) for n, l in loaders.items()}, max(share_s, least_seconds(len(few) * bench.step_s * .6, len(loaders))), burn_in=1, max_burn_in=1)
+    try: return timed(bench, {n: run(l) for n, l in loaders.items()}, max(share_s, least_seconds(len(few) * bench.step_s * (.4 if bench.cuda else .6), len(loaders))), burn_in=1, max_burn_in=1)
     finally:
         for loader in loaders.values(): loader.close()
         side.engine.reset()
@@ -765,7 +763,7 @@ def adapters(bench, claim, share_s, view='alone', earlier=None) -> dict:
         moments = sum(2 * p.nbytes + p.nbytes for p in side.engine.model.parameters() if p.requires_grad)
         extra[name] = dict(trainable=trained, trainable_share=trained / sum(p.numel() for p in side.engine.model.parameters()), state_bytes=weights + moments, samples_per_s=bench.effective / float(np.median(found.seconds[name])), peak_bytes=found.peak_bytes[name])
     extra['against_full'] = asdict(found.ratio('dora', 'full'))
-    text = f"{1 - extra['dora']['trainable_share']:.1%} fewer trainable parameters; {_gib(extra['dora']['state_bytes'])} of weights, gradients and moments against {_gib(extra['full']['state_bytes'])}"
+    text = f"{1 - extra['dora']['trainable_share']:.1%} fewer trainable parameters; {size(extra['dora']['state_bytes'])} of weights, gradients and moments against {size(extra['full']['state_bytes'])}"
     return outcome(found, 'dora', 'lora', figure=text, extra=extra, note='time against LoRA of the same rank, 16')
 
 def state(bench, claim, share_s, view='alone', earlier=None) -> dict:
@@ -838,7 +836,7 @@ def epochs_to_reach(simulated, target: float) -> tuple[int, bool]: # epochs, and
     hits = np.flatnonzero(simulated.regret <= target)
     return (int(simulated.spent[hits[0]]), True) if len(hits) else (int(simulated.spent[-1]), False)
 
-def study(bench, claim, share_s, view='alone', earlier=None, trials=30, least=3) -> dict:
+def study(bench, claim, share_s, view='alone', earlier=None, trials=30, least=ENOUGH) -> dict:
     "Epochs to the same best value, in simulated studies"
     strategy, curves, start = STUDIES[claim.id], SyntheticCurves(name='small_40'), time.perf_counter()
     plain, optimum = bench.cache.setdefault('studies', {}), bench.cache.setdefault('optimum', curves.optimum())
@@ -916,7 +914,7 @@ def add_pass(
     few = 0 < len(rounds) < ENOUGH
     extra = row.get('extra') or {}
     row['verdicts'] = judge(claim, None if few else factor, extra.get('curve', ()), extra.get('pairs'))
-    if few: row['verdicts'] = [v | dict(verdict=v['verdict'] and 'undecided', reason=f'{len(rounds)} rounds are too few for an interval') for v in row['verdicts']]
+    if few: row['verdicts'] = [v | dict(verdict='undecided', reason=f'{len(rounds)} rounds are too few for an interval') if v['verdict'] else v for v in row['verdicts']]
     row['verdict'] = one_verdict(row['verdicts'])
     if claim.id == 'channels_last': row['verdict'] = 'not applicable'
     return row
@@ -948,6 +946,41 @@ def ledger_path(out, workload: str, card: str) -> Path:
     if out.is_file(): raise InputError(f'{out}: is a file, expected a folder or a name that ends with .json')
     return out / f'{workload}-claims-{card}.json'
 
+# %% ../nbs/05b_claims.ipynb #778675b0
+RECORDED = dict( # id: file without the card, variant, and whether its factor is over the row before
+    bf16=('w1-precision', 'bf16', False), tf32_on_bf16=('w1-precision', 'bf16 + tf32', True), cudnn_benchmark=('w1-precision', 'bf16, cuDNN benchmark', True), channels_last=('w1-precision', 'bf16, channels last', True),
+    sdpa=('attention-backends', 'efficient, alone, 512', False), flash_attention=('attention-backends', 'flash, alone, 512', False),
+    flash_step=('attention-backends', 'flash, whole step, 512', False), length_bucketing=('w1-layouts', 'sorted, 4 x 8, against padded', False), sequence_packing=('w1-layouts', 'packed, 1,024 tokens, against padded', False),
+    compile=('demo-ladder', '+ torch.compile', True), zero_grad_none=('demo-ladder', '+ zero_grad to None', True), fused_adamw_step=('demo-ladder', '+ fused AdamW', True))
+
+def results_folder(folder=None) -> Path | None: # None: not found
+    "`bench/results` of the checkout"
+    import optkit
+    roots = [Path.cwd(), *Path.cwd().parents, *Path(optkit.__file__).resolve().parents]
+    return Path(folder) if folder else next((o / 'bench' / 'results' for o in roots if (o / 'bench' / 'results').is_dir()), None)
+
+def recorded(claim_id: str, card: str, folder=None) -> dict | None: # ratio or None, text, file
+    "What an earlier chapter recorded about a claim: of the same card, or simulated"
+    folder, simulated = results_folder(folder), claim_id in STUDIES
+    name, variant, before = RECORDED.get(claim_id, ('study-simulator' if simulated else '', STUDIES.get(claim_id), False))
+    path = folder and name and folder / (f'{name}.json' if simulated else f'{name}-{card}.json')
+    try: data = read_json(path) if path and path.is_file() else None
+    except ValueError: return None
+    row = next((r for r in (data or {}).get('rows', ()) if r.get('variant') == variant and (not simulated or r.get('kind') == 'synthetic' and r.get('seeds_part') == 'all')), None)
+    if row is None: return None
+    if simulated: return dict(ratio=None, file=path.name, text=f"{row['studies']} studies of {row['trials']:g} trials: {row['epochs_share']:.0%} of the epochs, regret {row['regret']:.4f} against {row['regret_none']:.4f}" + ('' if row.get('non_inferior') else ', not as good'))
+    ratio = row.get('ratio_before' if before else 'ratio')
+    return ratio and dict(ratio=ratio, file=path.name, text=f"{variant}, over {'the row before' if before else row['baseline']}: {_times(ratio)}; {data['provenance'].get('workload')}")
+
+def with_record(row: dict, claim: Claim, card: str, folder=None) -> dict:
+    "The row with the record beside it, which answers it where it was not measured"
+    found = recorded(claim.id, card, folder)
+    if row['source'] == 'recorded': row = dict(row, ratio=None, source=None, verdict=None, verdicts=[])
+    row = dict(row, recorded=found)
+    if not found or not found['ratio'] or row['ratio'] or row['figure']: return row
+    verdicts = judge(claim, found['ratio'])
+    return row | dict(ratio=found['ratio'], source='recorded', verdicts=verdicts, verdict='not applicable' if claim.id == 'channels_last' else one_verdict(verdicts), note=f"{row['reason']}; recorded instead" if row['reason'] else 'recorded')
+
 # %% ../nbs/05b_claims.ipynb #6f7bbee6
 def expected_cost(
     claim_id: str, kind: str, view: str,
@@ -957,9 +990,9 @@ def expected_cost(
 ) -> float: # seconds of a first pass
     "A guess, so that no pass begins that cannot end"
     if kind in ('sizes', 'profile', 'derived'): return .1
-    if kind == 'study': return 8.
+    if kind == 'study': return 10.
     compiles = dict(compile=1, compile_max_autotune=3, all_5090=1 if cuda else 0, cuda_graphs=2).get(claim_id, 0)
-    warm, sides = 4 if cuda else 2, {'dora': 3, 'item': 3, 'curve': 4 if cuda else 3}.get(kind, 2)
+    warm, sides = 4 if cuda else 2, {'dora': 3, 'item': 3, 'curve': 4 if cuda else 3}.get(kind, 5 if cuda and claim_id == 'num_workers' else 2)
     checks = 0 if view == 'top' else 1.3 * loss_steps if kind in ('switch', 'compile', 'state') else 0
     if claim_id in _SAME and view == 'alone' and not (cuda and compiles): return .2
     if kind in ('attention', 'native', 'copy', 'usage', 'rate'): return share_s + 6 * step_s
@@ -1018,6 +1051,7 @@ def _alive(device): # whether the GPU still computes
     except RuntimeError: return False
 
 def _room(device):
+    if 'torch._dynamo' in sys.modules: torch._dynamo.reset()
     gc.collect()
     if device == 'cuda': torch.cuda.empty_cache()
 
@@ -1052,7 +1086,8 @@ def run_plan(
     start, skip, facts = clock(), set(), facts_of(bench)
     why = {r['claim']: problem(all_claims()[r['claim']], bench.hardware, facts) for r in data['rows']}
     if only is not None: skip = {(r['claim'], v) for r in data['rows'] for v in VIEWS if r['claim'] not in only} | ({('ladder', 'ladder')} if 'ladder' not in only else set())
-    data['rows'] = [dict(r, reason=why[r['claim']] or None) if not r['passes'] else r for r in data['rows']]
+    unanswered = lambda r: dict(r, reason=why[r['claim']] or None, **(dict(ratio=None, source=None, verdict=None, verdicts=[]) if r['source'] == 'recorded' else {}))
+    data['rows'] = [unanswered(r) if not r['passes'] else r for r in data['rows']]
     share_s = share_of(budget_s, len(works_of(data, bench, 1., skip)))
     while True:
         choice = next_work(works_of(data, bench, share_s, skip), budget_s - (clock() - start))
@@ -1065,8 +1100,9 @@ def run_plan(
             data['rows'] = [dict(r, reason=failed) if r['claim'] == work.id and not r['passes'].get('alone') else dict(r, on_top=dict(reason=failed)) if r['claim'] == work.id and work.view == 'top' else r for r in data['rows']]
         save(data)
         say(f'{clock() - start:5.0f} s  {_said(data, work, failed)}')
-    data['stopped'] = choice.reason
+    data['stopped'], card = choice.reason, bench.hardware.card
     data['rows'] = [dict(r, reason=_unmeasured(r, choice.reason, data, only)) if not r['passes'].get('alone') and not r['reason'] else r for r in data['rows']]
+    data['rows'] = [with_record(r, all_claims()[r['claim']], card) for r in data['rows']]
     save(data)
     return data
 
@@ -1100,7 +1136,7 @@ def ready_bench(
         if not is_out_of_memory(exc): raise
         raise InputError(f'workload {workload} does not fit into the memory of {hw.card} ({_line(exc)[:120]})') from None
     settle(bench)
-    bench.loss_steps = 16 if bench.cuda else 6 if bench.step_s < .3 else 4
+    bench.loss_steps = 12 if bench.cuda else 6 if bench.step_s < .3 else 4
     return bench
 
 def settle(bench: Bench) -> Bench:
@@ -1185,12 +1221,12 @@ def summary(data: dict) -> list[str]: # five lines
 def _claim_cells(row):
     "A row of the table of claims"
     factor, top, loss = row['ratio'], row['on_top'] or {}, row['loss']
-    how = {'simulated': 'simulated', 'counted': 'counted', 'derived': 'follows from other rows'}.get(row['source'], '')
-    small = '; '.join(str(o) for o in (row['figure'] if factor else None, row['note'], how, f"{row['repeats']} rounds" if row.get('repeats') else None) if o)
+    how, kept = {'simulated': 'simulated', 'counted': 'counted', 'derived': 'follows from other rows'}.get(row['source'], ''), row.get('recorded')
+    small = '; '.join(str(o) for o in (row['figure'] if factor else None, row['note'], how, f"{row['repeats']} rounds" if row.get('repeats') else None, f"{kept['file']}: {kept['text']}" if kept else None) if o)
     alone = (_times(factor) if factor else row['figure'] or 'no figure', small or None, None, factor['p50'] if factor else -1)
     range_ = f"{row['low']:g} to {row['high']:g}" if row['low'] and row['high'] else f"from {row['low']:g}" if row['low'] else None
     why = '; '.join(dict.fromkeys(f"{v['claimed']}: {v['verdict']}" if len(row['verdicts']) > 1 else v['reason'] for v in row['verdicts'])) or None
-    verdict = (row['verdict'] or 'no factor claimed', why) if not row['reason'] else ('not measured' if row['reason'].startswith(('no budget', 'failed', 'not asked', 'follows')) else 'not applicable', row['reason'])
+    verdict = (row['verdict'] or 'no factor claimed', why) if not row['reason'] or row['ratio'] else ('not measured' if row['reason'].startswith(('no budget', 'failed', 'not asked', 'follows')) else 'not applicable', row['reason'])
     return [(row['variant'], f"{row['claim']}; {row['scope']}; {row['label']}"), (row['claimed'], range_), alone,
             (_times(top.get('ratio')) if top.get('ratio') else '', top.get('reason'), None, top['ratio']['p50'] if top.get('ratio') else -1), verdict,
             (f"{loss['difference']:+.2g}", f"{loss['verdict']}; spread {loss['spread']:.2g}", None, abs(loss['difference'])) if loss else '']
@@ -1211,7 +1247,7 @@ def ledger_table(data: dict): # a pandas table
     return pd.DataFrame([dict(claim=r['claim'], claimed=r['claimed'], alone=show(r['ratio']) or r['figure'] or '', on_top=show((r['on_top'] or {}).get('ratio')), verdict=r['verdict'] or '', reason=r['reason'] or '') for r in data['rows']]).set_index('claim')
 
 def _beside_section(data):
-    figure = claims_figure(dict(provenance=data['provenance'], rows=[r for r in data['rows'] if r['ratio'] and r.get('repeats', 0) >= ENOUGH]))
+    figure = claims_figure(dict(provenance=data['provenance'], rows=[r for r in data['rows'] if r['ratio'] and r.get('repeats', 0) >= ENOUGH]), 'factor over its baseline')
     return [_drawing(figure, 'claims', 'Hatched: what was claimed. Dot and line: the factor measured here, with its interval.')] if figure is not None else [_note('No row with a claimed factor has enough rounds yet.')]
 
 def _top_section(data):
@@ -1230,7 +1266,7 @@ def _memory_section(data):
     def said(r):
         kept = (r['extra'] or {}).get('kept_bytes')
         words = [r['figure']] if r['figure'] else []
-        if kept: words.append(f"kept for the backward pass: {_gib(kept['with'])} with, {_gib(kept['without'])} without it")
+        if kept: words.append(f"kept for the backward pass: {size(kept['with'])} with, {size(kept['without'])} without it")
         if r.get('peak_bytes'): words.append(f"peak of a step {_gib(r['peak_bytes'])}, of its baseline {_gib(r.get('base_peak_bytes'))}")
         return '; '.join(words) or r['reason'] or 'n/a'
     return [_table(['Row', 'Claimed', 'Here'], [[r['variant'], r['claimed'], said(r)] for r in rows], mid=(0, 1), wide=(2,))]
@@ -1329,10 +1365,7 @@ def choose_setting(
 
 def recorded_factors(card: str, folder=None) -> dict: # id: (factor, file)
     "What the ledgers of the same card say about each claim: on top of the rest where that was measured, else alone"
-    import optkit
-    roots = [Path.cwd(), *Path.cwd().parents, *Path(optkit.__file__).resolve().parents]
-    folder = Path(folder) if folder else next((o / 'bench' / 'results' for o in roots if (o / 'bench' / 'results').is_dir()), None)
-    out = {}
+    folder, out = results_folder(folder), {}
     for path in sorted(folder.glob(f'*-claims-{card}.json')) if folder else ():
         try: rows = read_ledger(path)['rows']
         except InputError: continue

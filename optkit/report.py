@@ -268,12 +268,13 @@ def row_verdict(
 
 # %% ../nbs/05_report.ipynb #c71b424e
 def claims_figure(
-    records # a ladder file's content, a list of records or a table of `load_records`
+    records, # a ladder file's content, a list of records or a table of `load_records`
+    what:str='factor over the row before' # that the claims are held against
 ) -> Figure: # None where no row has a claim with a factor
     "Did each technique give what was claimed for it?"
     rows = [o for o in _rows(records) if o.get('claim') in _claims().index and _bounds(_claim(o['claim']))]
     if not rows: return None
-    figure, axes = _chart(1.4 + .42*max(len(rows), 2), f'Claimed and measured\n{_source(records, _rows(records))}', 'factor over the row before (above 1 is faster)')
+    figure, axes = _chart(1.4 + .42*max(len(rows), 2), f'Claimed and measured\n{_source(records, _rows(records))}', f'{what} (above 1 is faster)')
     found = [_interval(_compared(o)[0]) for o in rows]
     bounds = [_bounds(_claim(o['claim'])) for o in rows]
     right = max([o[2] for o in found if o] + [h for _, h in bounds if math.isfinite(h)] + [1.2])*1.06
