@@ -7,14 +7,15 @@ __all__ = ['VERDICTS', 'VIEWS', 'WORKLOADS', 'ENOUGH', 'TOP', 'SHAPES', 'STUDIES
            'RECORDED', 'CANDIDATES', 'Claim', 'all_claims', 'claim_verdict', 'judge', 'one_verdict', 'loss_verdict',
            'Facts', 'problem', 'Work', 'next_work', 'share_of', 'Bench', 'made_up_store', 'workload_problem',
            'size_step', 'bench_of', 'Side', 'timed_sides', 'least_seconds', 'timed', 'step_flops', 'rates', 'outcome',
-           'spread_between_seeds', 'loss_check', 'switch_sides', 'switch', 'break_even', 'compiling', 'graphs', 'items',
-           'channels', 'curve', 'products', 'attention', 'update', 'native', 'evaluation', 'copies', 'epoch', 'margin',
-           'adapters', 'state', 'training_bytes', 'sizes', 'rate', 'usage', 'epochs_to_reach', 'study', 'profile',
-           'hours_with_compile', 'derived', 'new_row', 'add_pass', 'read_ledger', 'check_same_run', 'ledger_path',
+           'spread_between_seeds', 'loss_check', 'switch_sides', 'try_switch', 'break_even', 'try_compile',
+           'try_graphs', 'try_item', 'try_channels', 'try_curve', 'try_products', 'try_attention', 'try_update',
+           'try_native', 'try_evaluation', 'try_copies', 'try_epoch', 'try_margin', 'try_adapters', 'try_state',
+           'training_bytes', 'try_sizes', 'try_rate', 'try_usage', 'epochs_to_reach', 'try_study', 'try_profile',
+           'hours_with_compile', 'try_derived', 'new_row', 'add_pass', 'read_ledger', 'check_same_run', 'ledger_path',
            'results_folder', 'recorded', 'with_record', 'expected_cost', 'works_of', 'best_order', 'climb', 'facts_of',
-           'LostDevice', 'attempt', 'run_plan', 'ready_bench', 'settle', 'bench', 'figures', 'summary', 'ledger_table',
-           'curve_figure', 'roofline_figure', 'ledger_page', 'ledger_file', 'choose_setting', 'recorded_factors',
-           'optimize', 'why']
+           'LostDevice', 'attempt', 'run_plan', 'ready_bench', 'settle', 'bench', 'figures', 'ledger_summary',
+           'ledger_table', 'curve_figure', 'roofline_figure', 'ledger_page', 'ledger_file', 'choose_setting',
+           'recorded_factors', 'optimize', 'why']
 
 # %% ../nbs/05b_claims.ipynb #171f7882
 import copy, gc, json, math, shlex, shutil, sys, time, traceback, warnings
@@ -43,7 +44,7 @@ from .report import POINT, _drawing, _duration, _gib, _hardware_section, _ladder
 from .simulator import SyntheticCurves, simulate
 from .storage import silent
 from .strategies import PrunerStrategy
-from .timing import Ratio, Variant, commit, compare, median_ratio, mfu, provenance, quantiles, read_json, measure_usage, write_json
+from .timing import Variant, compare, median_ratio, mfu, provenance, quantiles, read_json, measure_usage, write_json
 from .trainer import CLAIM_SWITCHES, TrainConfig, make_engine, with_adapter
 
 # %% ../nbs/05b_claims.ipynb #60969aa4
@@ -230,6 +231,7 @@ def next_work(
     first = min(fits, key=lambda w: (w.passes, VIEWS.index(w.view), not w.first, w.cost_s if not w.passes else -(w.width or 0.)))
     return Choice(first, f'pass {first.passes + 1} of {first.id} ({first.view}), about {first.cost_s:.0f} s of {left_s:.0f} s')
 
+# %% ../nbs/05b_claims.ipynb #74c3397c
 def share_of(
     budget_s: float,
     jobs: int, # to measure once
@@ -266,6 +268,7 @@ class Bench:
         on = dict(precision=choose_format(self.hardware).value, tf32=bool(choose_tf32(self.hardware, 'bf16').value), fused=True, zero_grad_none=True, layout='padded', compile=None)
         return replace(self.base, **{**on, **changes})
 
+# %% ../nbs/05b_claims.ipynb #b9341001
 def made_up_store(
     rows: int, vocabulary: int,
     median: int = 110, sigma: float = .7, shortest: int = 16, longest: int = 512, # tokens, lognormal
@@ -381,6 +384,7 @@ def _mine(model, data, hw, budget_s, rows, max_length, effective):
     words = f'{Path(str(model)).name} on {Path(str(data[0])).name}, rows of at most {store.max_length} tokens, {effective} a step'
     return Bench('mine', words, found, store.to(hw.device), np.arange(len(store)), base, hw, sized=size.reason)
 
+# %% ../nbs/05b_claims.ipynb #88602ee0
 def bench_of(model, store: TokenStore, hw, effective: int = 16, **changes) -> Bench: # a model of transformers and a tokenised store
     "The bench of a model and a store that are in memory"
     return Bench('mine', f'{type(model).__name__}, rows of at most {store.max_length} tokens, {effective} a step', model.to(hw.device), store.to(hw.device), np.arange(len(store)),
@@ -411,6 +415,7 @@ class Side:
 def _switching(configs): # what has to be put back
     return any(c.attention or c.checkpointing != 'off' for c in configs)
 
+# %% ../nbs/05b_claims.ipynb #ca258b8c
 def timed_sides(
     bench: Bench,
     configs: dict, # name: `TrainConfig`; the first is the baseline
@@ -530,7 +535,8 @@ def _known(bench, claim, view, earlier):
 def _unchecked(claim, view, earlier): # the loss is compared once
     return view == 'alone' and not (earlier or {}).get(claim.id, {}).get('loss')
 
-def switch(bench, claim, share_s, view='alone', earlier=None) -> dict:
+# %% ../nbs/05b_claims.ipynb #86cd4892
+def try_switch(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "A switch of the training step, whole step"
     if known := _known(bench, claim, view, earlier or {}): return known
     without, with_ = switch_sides(bench, claim, view == 'top')
@@ -564,7 +570,7 @@ def break_even(
     "When torch.compile has paid for itself"
     return math.ceil(compile_s / (without_s - with_s) - 1e-6) if with_s < without_s else None
 
-def compiling(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_compile(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "torch.compile: the factor, the seconds to compile, and the step at which they are paid back"
     without, with_ = switch_sides(bench, claim, view == 'top')
     if view == 'alone': without, with_ = (replace(c, precision=bench.all_on().precision) for c in (without, with_)) if bench.cuda else (without, with_)
@@ -576,7 +582,7 @@ def compiling(bench, claim, share_s, view='alone', earlier=None) -> dict:
     return outcome(found, 'with', 'without', extra=extra, loss=loss_check(bench, losses, 'with', 'without', claim.label), **rates(bench, found, sides['with'], 'with'))
 
 # %% ../nbs/05b_claims.ipynb #4d0527c0
-def graphs(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_graphs(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "The fast engine's steps, compiled by layer: captured as CUDA graphs against launched one by one"
     config = bench.all_on(fast=True)
     found, sides, losses = timed_sides(bench, dict(launched=config, captured=config), share_s, frozen_dropout=True, check_loss=False, built=dict(launched=dict(graphs=False), captured=dict(graphs=True)))
@@ -584,7 +590,7 @@ def graphs(bench, claim, share_s, view='alone', earlier=None) -> dict:
     extra = dict(build_s={n: found.warm_up_seconds[n] for n in sides}, shapes=len(sides['captured'].engine.built))
     return outcome(found, 'captured', 'launched', extra=extra, note='variable lengths, few shapes; both compiled by layer', **(rates(bench, found, sides['captured'], 'captured') | dict(padded_tokens_per_s=None)))
 
-def items(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_item(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "Two, one and no .item() a step"
     def step(times):
         def run(side, number):
@@ -595,7 +601,7 @@ def items(bench, claim, share_s, view='alone', earlier=None) -> dict:
     found, sides, losses = timed_sides(bench, dict.fromkeys(('two', 'one', 'none'), config), share_s, steps=dict(two=step(2), one=step(1), none=step(0)), check_loss=False)
     return outcome(found, 'one', 'two', extra=dict(none_a_step=asdict(found.ratio('none', 'two'))), **rates(bench, found, sides['one'], 'one'))
 
-def channels(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_channels(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "A copy of the model in the channels-last format, where it has anything to convert"
     sides = dict(without=Side(bench, bench.plain), **{'with': Side(bench, bench.plain, apart=True)})
     sides['with'].engine.model.to(memory_format=torch.channels_last)
@@ -604,7 +610,7 @@ def channels(bench, claim, share_s, view='alone', earlier=None) -> dict:
     finally: sides['without'].engine.reset()
     return outcome(found, 'with', 'without', extra=dict(weights_with_image_dimensions=count), note=f'{count} weights have image dimensions: nothing to convert' if not count else '')
 
-def curve(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_curve(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "Samples a second over the physical batch, at an equal effective batch"
     sizes = (8, 12, 16, 32) if bench.cuda else tuple(sorted({max(1, bench.effective // n) for n in (4, 2, 1)}))
     effective = 96 if bench.cuda else bench.effective
@@ -616,7 +622,7 @@ def curve(bench, claim, share_s, view='alone', earlier=None) -> dict:
     return outcome(found, last, first, extra=dict(curve=points, pairs=pairs, axis='rows of a micro-batch', effective=effective), final=True, **rates(bench, found, sides[last], last))
 
 # %% ../nbs/05b_claims.ipynb #a6988e2a
-def products(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_products(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "Matrix products of FP32 numbers with and without TF32, and a whole FP32 step"
     a, b = torch.randn(2, 4096, 4096, device=bench.hardware.device)
     def run(on):
@@ -630,7 +636,7 @@ def products(bench, claim, share_s, view='alone', earlier=None) -> dict:
 
 def _by_hand(q, k, v): return (q @ k.transpose(-1, -2) * q.shape[-1] ** -.5).softmax(-1) @ v
 
-def attention(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_attention(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "Attention alone, forward and backward, without a mask"
     length, heads, tokens = (512, 12, 16384) if bench.cuda else (128, 6, 512)
     dtype = torch.bfloat16 if bench.cuda else torch.float32
@@ -646,7 +652,8 @@ def attention(bench, claim, share_s, view='alone', earlier=None) -> dict:
     return outcome(found, 'flash kernel', found.names[0], note=f'{heads} heads of 64, {length} tokens, {str(dtype)[6:]}',
                    extra={'against_torchs_own_choice': asdict(found.ratio('flash kernel', "torch's choice"))})
 
-def update(bench, claim, share_s, view='alone', earlier=None) -> dict:
+# %% ../nbs/05b_claims.ipynb #f22c0df7
+def try_update(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "The optimizer's update alone: one kernel against foreach (torch's default on a GPU) and against a loop"
     shapes = [p.shape for p in bench.model.parameters() if p.requires_grad]
     def run(**how):
@@ -658,7 +665,7 @@ def update(bench, claim, share_s, view='alone', earlier=None) -> dict:
     return outcome(found, 'fused', 'foreach', note='against foreach, the default of torch on a GPU', extra=dict(against_a_loop=asdict(found.ratio('fused', 'loop'))))
 
 # %% ../nbs/05b_claims.ipynb #d693e070
-def native(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_native(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "Frozen layers in bf16 against the same layers in 8 bits that are turned into bf16 at each use, forward and backward to the inputs"
     width, tokens = (4096, 4096) if bench.cuda else (256, 256)
     device, weights = bench.hardware.device, []
@@ -678,7 +685,7 @@ def native(bench, claim, share_s, view='alone', earlier=None) -> dict:
     sizes = {n: sum(t.nbytes for w in weights for t in pick(w)) for n, pick in (('bf16', lambda w: w[:1]), ('8 bits', lambda w: w[1:]))}
     return outcome(found, 'bf16', '8 bits', note=f'two frozen layers of {width} and {7 * width // 2}; 8 bits with a scale a row, made bf16 by torch at each use, no quantisation library', extra=dict(weight_bytes=sizes))
 
-def evaluation(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_evaluation(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "A pass of predictions whose outputs stay on the device until it ends, or are copied after each batch"
     side, rows = Side(bench, bench.all_on()), bench.rows[:512 if bench.cuda else 2 * bench.effective]
     batch = bench.base.eval_batch if bench.cuda else max(1, bench.effective // 2)
@@ -687,7 +694,7 @@ def evaluation(bench, claim, share_s, view='alone', earlier=None) -> dict:
     finally: side.engine.reset()
     return outcome(found, 'kept', 'copied each batch', note=f'{len(rows)} rows, {batch} at once')
 
-def copies(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_copies(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "A copy to the GPU from pinned and from pageable memory, and an epoch with each"
     plain = torch.zeros(64 << 20, dtype=torch.uint8)
     pinned, device = plain.pin_memory(), bench.hardware.device
@@ -711,7 +718,7 @@ def _epochs(bench, cases, share_s):
         for loader in loaders.values(): loader.close()
         side.engine.reset()
 
-def epoch(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_epoch(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "Loader settings, over an epoch of a few steps"
     cores = bench.hardware.cpu.usable or 1
     if claim.id == 'num_workers':
@@ -728,7 +735,7 @@ def epoch(bench, claim, share_s, view='alone', earlier=None) -> dict:
     return outcome(found, name, base, extra=dict(epoch_seconds=float(np.median(found.seconds[base])), steps=8 if bench.cuda else 2), note=f'{workers} workers; an epoch here is {8 if bench.cuda else 2} steps')
 
 # %% ../nbs/05b_claims.ipynb #b1004d55
-def margin(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_margin(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "The margins of the reports multiply the largest number of rows: samples a second, and memory, with each"
     if 'largest' not in bench.cache:
         side = Side(bench, bench.all_on())
@@ -751,7 +758,7 @@ def margin(bench, claim, share_s, view='alone', earlier=None) -> dict:
     return done
 
 # %% ../nbs/05b_claims.ipynb #0c2540c2
-def adapters(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_adapters(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "DoRA against LoRA and against training all weights: time, trainable share, bytes of weights, gradients and moments"
     if type(bench.model).__name__.startswith('Peft'): raise InputError('the model is under an adapter already')
     base = replace(bench.all_on(), attention=None)
@@ -766,7 +773,7 @@ def adapters(bench, claim, share_s, view='alone', earlier=None) -> dict:
     text = f"{1 - extra['dora']['trainable_share']:.1%} fewer trainable parameters; {size(extra['dora']['state_bytes'])} of weights, gradients and moments against {size(extra['full']['state_bytes'])}"
     return outcome(found, 'dora', 'lora', figure=text, extra=extra, note='time against LoRA of the same rank, 16')
 
-def state(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_state(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "Bytes of the moments with 8 and with 32 bits, and the time of a step"
     found, sides, losses = timed_sides(bench, dict(adamw=bench.all_on(), adamw_8bit=bench.all_on(optimizer='adamw_8bit')), share_s)
     def held(side):
@@ -788,7 +795,7 @@ def training_bytes(
     "Weights, gradients and Adam's moments; activations not counted"
     return dict(weights=weight * parameters, gradients=weight * trained, moments=2 * (moment or weight) * trained)
 
-def sizes(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_sizes(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "What a model of that size takes before any activation, for all weights and for an adapter; measured too where the workload is that model"
     name, parameters, adapter = SHAPES[claim.id]
     full, lora = training_bytes(parameters, parameters), training_bytes(parameters, adapter)
@@ -803,7 +810,8 @@ def sizes(bench, claim, share_s, view='alone', earlier=None) -> dict:
         text += f'; a step of {bench.effective} rows here peaks at {_gib(found.peak_bytes["step"])}'
     return dict(figure=text, extra=extra, final=True, note='counted from the number of parameters' + ('' if 'peak_bytes' in extra else '; nothing was run'), source='measured' if 'peak_bytes' in extra else 'counted')
 
-def rate(bench, claim, share_s, view='alone', earlier=None) -> dict:
+# %% ../nbs/05b_claims.ipynb #905a175f
+def try_rate(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "Steps a second of everything, at an effective batch of 128 on a GPU"
     effective = 128 if bench.cuda else bench.effective
     side = Side(bench, replace(bench.all_on(), effective_batch=effective, physical_batch=min(effective, 32)))
@@ -813,7 +821,7 @@ def rate(bench, claim, share_s, view='alone', earlier=None) -> dict:
     return dict(figure=f"{speed['p50']:.2f} steps/s of {effective} rows" + ('' if bench.name == 'w1' else '; another model than the claim is about'), extra=dict(steps_per_s=speed, effective=effective), final=True,
                 repeats=found.rounds, **rates(bench, found, side, 'step'))
 
-def usage(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_usage(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "Utilisation of GPU and CPU beside MFU, with everything on"
     side = Side(bench, bench.all_on())
     try:
@@ -836,7 +844,7 @@ def epochs_to_reach(simulated, target: float) -> tuple[int, bool]: # epochs, and
     hits = np.flatnonzero(simulated.regret <= target)
     return (int(simulated.spent[hits[0]]), True) if len(hits) else (int(simulated.spent[-1]), False)
 
-def study(bench, claim, share_s, view='alone', earlier=None, trials=30, least=ENOUGH) -> dict:
+def try_study(bench, claim, share_s, view='alone', earlier=None, trials=30, least=ENOUGH) -> dict:
     "Epochs to the same best value, in simulated studies"
     strategy, curves, start = STUDIES[claim.id], SyntheticCurves(name='small_40'), time.perf_counter()
     plain, optimum = bench.cache.setdefault('studies', {}), bench.cache.setdefault('optimum', curves.optimum())
@@ -851,7 +859,7 @@ def study(bench, claim, share_s, view='alone', earlier=None, trials=30, least=EN
     return dict(ratios=ratios, variant=strategy, baseline='none', source='simulated', extra=dict(studies=len(ratios), reached=reached, share_of_epochs=float(np.mean(spent)), seconds=time.perf_counter() - start),
                 note=f'{trials} trials of 5 folds; {reached} of {len(ratios)} studies found a value as good; the same number of trials takes {np.mean(spent):.0%} of the epochs')
 
-def profile(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_profile(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "The report's own table of trials by folds reached, added up"
     table = ((30, 10, 10), (1478, 2, 3), (369, 3, 4), (92, 5, 6), (31, 9, 10)) # trials, hours each
     hours = [sum(n * h for n, h in ((t, h[k]) for t, *h in table)) for k in (0, 1)]
@@ -871,7 +879,7 @@ def hours_with_compile(
     "Hours of a study that compiles so many times"
     return hours / ratio + compilations * compile_s / 3600
 
-def derived(bench, claim, share_s, view='alone', earlier=None) -> dict:
+def try_derived(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "What the rows for compile, zero_grad and max-autotune mean for a study of 800 hours and 2000 trials"
     rows = [earlier[i] for i in NEEDS[claim.id]]
     if missing := [i for i, r in zip(NEEDS[claim.id], rows) if not r.get('ratio')]: raise InputError(f"follows from {', '.join(missing)}, which could not be measured: {earlier[missing[0]].get('reason')}")
@@ -884,8 +892,8 @@ def derived(bench, claim, share_s, view='alone', earlier=None) -> dict:
                 note=f"{seconds:.0f} s to compile in each of 2000 trials of 24 minutes; once for the study: {800 / once:.2f}x")
 
 NEEDS = dict(compile_in_hpo=('compile',), hpo_ladder=('compile', 'zero_grad_none', 'compile_max_autotune'))
-EXPERIMENTS = dict(switch=switch, compile=compiling, graphs=graphs, item=items, channels=channels, curve=curve, native=native, products=products, attention=attention, update=update, evaluation=evaluation, copy=copies,
-                   epoch=epoch, margin=margin, dora=adapters, state=state, sizes=sizes, rate=rate, usage=usage, study=study, profile=profile, derived=derived)
+EXPERIMENTS = dict(switch=try_switch, compile=try_compile, graphs=try_graphs, item=try_item, channels=try_channels, curve=try_curve, native=try_native, products=try_products, attention=try_attention, update=try_update, evaluation=try_evaluation, copy=try_copies,
+                   epoch=try_epoch, margin=try_margin, dora=try_adapters, state=try_state, sizes=try_sizes, rate=try_rate, usage=try_usage, study=try_study, profile=try_profile, derived=try_derived)
 
 # %% ../nbs/05b_claims.ipynb #5e1dbf41
 KIND, FORMAT = 'claims ledger', 1
@@ -1106,6 +1114,7 @@ def run_plan(
     save(data)
     return data
 
+# %% ../nbs/05b_claims.ipynb #6d377603
 def _unmeasured(row, stopped, data, only):
     "Why a row has no figure although nothing speaks against it"
     rows = {r['claim']: r for r in data['rows']}
@@ -1198,7 +1207,7 @@ def figures(data: dict) -> dict: # ids
     has = [r['claim'] for r in data['rows'] if r['ratio'] or r['figure']]
     return dict(figure=has, reason=[r['claim'] for r in data['rows'] if r['claim'] not in has and r['reason']])
 
-def summary(data: dict) -> list[str]: # five lines
+def ledger_summary(data: dict) -> list[str]: # five lines
     "The ledger in five lines"
     rows, count = {r['claim']: r for r in data['rows']}, Counter(r['verdict'] for r in data['rows'] if r['ratio'])
     both = rows['all_5090'] if rows['all_5090']['ratio'] else rows['all_3090']
@@ -1334,7 +1343,7 @@ def ledger_page(
              ('roofline', 'MFU and the peak', lambda: _roofline_section(data)), ('memory', 'Memory', lambda: _memory_section(data)), ('curves', 'Curves', lambda: _curve_section(data)), ('loss', 'Loss checks', lambda: _loss_section(data)),
              ('study', 'Studies and their forecast', lambda: _study_section(data)), ('reasons', 'Rows without a figure', lambda: _reasons_section(data)), ('reproduce', 'How to reproduce', lambda: _reproduce_section(run))]
     under = f"{data['provenance'].get('workload')}; {_where(data['provenance'])}; {data.get('stopped') or 'not finished'}"
-    return write_page(path.with_suffix('.html'), f"Claims, tested: {data['settings']['workload']} on {data['settings']['card']}", under, summary(data), parts)
+    return write_page(path.with_suffix('.html'), f"Claims, tested: {data['settings']['workload']} on {data['settings']['card']}", under, ledger_summary(data), parts)
 
 def ledger_file(path) -> Path:
     "The ledger in a folder, or the file itself"

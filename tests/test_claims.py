@@ -9,7 +9,7 @@ import torch
 from optkit import claims as module
 from optkit.claims import (EXPERIMENTS, TOP, VERDICTS, Facts, Work, add_pass, all_claims, bench, bench_of, best_order, break_even, check_same_run, choose_setting, claim_verdict, epochs_to_reach, expected_cost,
                            figures, hours_with_compile, judge, ledger_page, ledger_path, loss_verdict, made_up_store, new_row, next_work, one_verdict, optimize, problem, read_ledger, run_plan, settle, share_of,
-                           size_step, step_flops, summary, switch_sides, training_bytes, why, workload_problem)
+                           size_step, step_flops, ledger_summary, switch_sides, training_bytes, why, workload_problem)
 from optkit.data import InputError, example_table, tokenise, word_tokenizer
 from optkit.engine import example_model, training_flops
 from optkit.hardware import detect, hardware_with, known_gpu
@@ -311,7 +311,7 @@ def test_the_page(tmp_path):
     rows = [add_pass(r, claim, 'alone', dict(ratios=[1.6, 1.62, 1.58, 1.6, 1.6, 1.7], note='<script>alert(1)</script>'), 1.) if r['claim'] == 'bf16' else r for r in data['rows']]
     saved(tmp_path / 'mine-claims-cpu.json', settings=dict(workload='mine', card='cpu'), rows=rows)
     page = ledger_page(tmp_path).read_text()
-    assert len(summary(read_ledger(tmp_path / 'mine-claims-cpu.json'))) == 5 and 'cannot be shown' not in page and page.count('<tr') > 47
+    assert len(ledger_summary(read_ledger(tmp_path / 'mine-claims-cpu.json'))) == 5 and 'cannot be shown' not in page and page.count('<tr') > 47
     scripts = re.findall(r'<script>(.*?)</script>', page, re.S)
     assert len(scripts) == 1 and f"script-src 'sha256-{base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()}'" in page
     assert 'data-sort="1.6' in page and 'alert(1)' in page and not re.findall(r'(?:src|href)\s*=\s*"(?!#|data:)', page)
