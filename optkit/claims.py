@@ -14,8 +14,8 @@ __all__ = ['VERDICTS', 'VIEWS', 'WORKLOADS', 'ENOUGH', 'TOP', 'SHAPES', 'STUDIES
            'hours_with_compile', 'try_derived', 'new_row', 'add_pass', 'read_ledger', 'check_same_run', 'ledger_path',
            'results_folder', 'recorded', 'with_record', 'expected_cost', 'works_of', 'best_order', 'climb', 'facts_of',
            'LostDevice', 'attempt', 'run_plan', 'ready_bench', 'settle', 'bench', 'figures', 'ledger_summary',
-           'ledger_table', 'curve_figure', 'roofline_figure', 'ledger_page', 'ledger_file', 'choose_setting',
-           'recorded_factors', 'optimize', 'why']
+           'ledger_table', 'curve_figure', 'roofline_figure', 'ceilings_figure', 'ledger_page', 'ledger_file',
+           'choose_setting', 'recorded_factors', 'optimize', 'why']
 
 # %% ../nbs/05b_claims.ipynb #171f7882
 import copy, gc, json, math, shlex, shutil, sys, time, traceback, warnings
@@ -40,7 +40,7 @@ from .hardware import Choice, detect, size, tf32_set
 from .hpo import seconds_of
 from .ladder import BASELINE, default_rungs, loss_of, measure_ladder, without_dropout, _planned
 from .precision import choose_format, choose_precision, choose_tf32, import_problem
-from .report import POINT, _drawing, _duration, _gib, _hardware_section, _ladder_section, _note, _number, _reproduce_section, _table, _text, _times, _where, claims_figure, ladder_figure, write_page, _chart, LINE, MAIN, MUTED, OTHER, claims as claim_table
+from .report import POINT, _drawing, _duration, _gib, _hardware_section, _ladder_section, _note, _number, _reproduce_section, _table, _text, _times, _where, claims_figure, ladder_figure, write_page, _chart, _legend, LINE, MAIN, MUTED, OTHER, claims as claim_table
 from .simulator import SyntheticCurves, simulate
 from .storage import silent
 from .strategies import PrunerStrategy
@@ -1022,7 +1022,7 @@ def works_of(data: dict, bench: Bench, share_s: float, skip: set) -> list[Work]:
             rounds, waits = row['rounds'].get(view, []), _waits(bench, i, view)
             final = bool(found.get('final')) or any(len(rounds) >= len(all_rounds[w]) for w in waits)
             out.append(Work(i, view, row['cost_s'].get(view) or guess(view=view), row['passes'].get(view, 0), None if few(rounds) else width(found.get('ratio')), final, NEEDS.get(i, ()) or waits, i in ('all_3090', 'bf16')))
-    if ('ladder', 'ladder') not in skip: out.append(Work('ladder', 'ladder', (data.get('ladder') or {}).get('cost_s') or 8 * share_s + 8 * (bench.loss_steps + 3) * bench.step_s + (100. if bench.cuda else 0.), int(bool(data.get('ladder'))), final=True))
+    if ('ladder', 'ladder') not in skip: out.append(Work('ladder', 'ladder', (data.get('ladder') or {}).get('cost_s') or 5 * share_s + 8 * (bench.loss_steps + 3) * bench.step_s + (100. if bench.cuda else 0.), int(bool(data.get('ladder'))), final=True))
     return out
 
 # %% ../nbs/05b_claims.ipynb #329997c7
@@ -1040,7 +1040,7 @@ def climb(bench: Bench, data: dict, share_s: float) -> dict: # content of a ladd
     plain = _planned(bench.store, bench.rows, bench.plain, 8)
     factors['padded'] = sum(map(padded_tokens, plain)) / sum(map(padded_tokens, _planned(bench.store, bench.rows, bench.all_on(), 8)))
     rungs = best_order(default_rungs(bench.hardware, bench.effective, bench.effective), factors)
-    found = measure_ladder(bench.model, bench.store, bench.rows, rungs, bench.base, bench.hardware, 8 * share_s, loss_steps=bench.loss_steps, progress=False, max_rounds=60, min_rounds=60, width=.002,
+    found = measure_ladder(bench.model, bench.store, bench.rows, rungs, bench.base, bench.hardware, 5 * share_s, loss_steps=bench.loss_steps, progress=False, max_rounds=60, min_rounds=60, width=.002,
                            **({} if bench.cuda else dict(burn_in=1)))
     return dict(rows=[asdict(r) for r in found.records], note=found.note, stopped=found.comparison.stopped, confidence=found.comparison.confidence)
 
@@ -1103,6 +1103,7 @@ def run_plan(
         with quiet(), silent(), warnings.catch_warnings():
             warnings.simplefilter('ignore')
             failed = attempt(bench, work, data, share_s)
+        if work.view == 'ladder': data['ladder_problem'] = failed
         if failed:
             skip |= {(work.id, work.view)} | ({(work.id, 'top')} if work.view == 'alone' else set())
             data['rows'] = [dict(r, reason=failed) if r['claim'] == work.id and not r['passes'].get('alone') else dict(r, on_top=dict(reason=failed)) if r['claim'] == work.id and work.view == 'top' else r for r in data['rows']]
@@ -1145,7 +1146,7 @@ def ready_bench(
         if not is_out_of_memory(exc): raise
         raise InputError(f'workload {workload} does not fit into the memory of {hw.card} ({_line(exc)[:120]})') from None
     settle(bench)
-    bench.loss_steps = 12 if bench.cuda else 6 if bench.step_s < .3 else 4
+    bench.loss_steps = 12 if bench.cuda else 6 if bench.step_s < .3 else 4 if bench.step_s < .8 else 2
     return bench
 
 def settle(bench: Bench) -> Bench:
@@ -1301,14 +1302,44 @@ def roofline_figure(data: dict) -> Figure | None: # None: the peak of the card i
     rows = sorted((r for r in data['rows'] if r.get('mfu')), key=lambda r: r['mfu'])
     peaks = ((data.get('hardware') or {}).get('gpu') or {}).get('peak') or {}
     if not rows or not peaks: return None
-    figure, axes = _chart(1.3 + .3 * len(rows), f"MFU, real tokens only\n{_where(data['provenance'])}", 'share of the dense peak of the format that it computes in')
+    figure, axes = _chart(1.3 + .3 * len(rows), f"MFU, real tokens only\n{_where(data['provenance'])}", 'share of the dense peak')
     axes.barh(range(len(rows)), [r['mfu'] for r in rows], color=MAIN)
     axes.barh(range(len(rows)), [r['mfu'] * max(0., (r['padded_tokens_per_s']['p50'] / r['tokens_per_s']['p50'] - 1)) for r in rows], left=[r['mfu'] for r in rows], facecolor='none', edgecolor=OTHER, hatch='////')
     axes.set_yticks(range(len(rows)), [r['variant'][:34] for r in rows])
     axes.set_xlim(0, 1)
     return figure
 
+def ceilings_figure(data: dict, folder=None) -> Figure | None: # None: the roofline of this card is not recorded
+    "How far below the measured ceilings of the card is a training step?"
+    folder, card = results_folder(folder), data['settings'].get('card')
+    path = folder and folder / f'roofline-{card}.json'
+    try: rows = [r for r in read_json(path)['rows'] if r.get('samples_per_s')] if path and path.is_file() else []
+    except (ValueError, KeyError): rows = []
+    products = [(r['variant'].split()[0], [int(n) for n in r['variant'].split(' ', 1)[1].split(' x ')], r['samples_per_s']['p50']) for r in rows if r['variant'].count(' x ') == 2]
+    copies = max((r['samples_per_s']['p50'] for r in rows if r['variant'].startswith('copy')), default=None)
+    if not products or not copies: return None
+    figure, axes = _chart(3.6, f"What the card reaches, and what a step does\n{_where(data['provenance'])}", 'FLOPs for each byte that moves', 'FLOP/s')
+    for name, color, mark in (('bf16', MAIN, 'o'), ('fp32', OTHER, 's')):
+        mine = [(2 * m * n * k / ((4 if name == 'fp32' else 2) * (m * n + m * k + n * k)), rate) for f, (m, n, k), rate in products if f == name]
+        if not mine: continue
+        top, x = max(r for _, r in mine), np.geomspace(1, 1e4, 60)
+        axes.loglog(x, np.minimum(top, copies * x), color=color, linewidth=1, label=f'{name} ceiling')
+        axes.loglog(*zip(*mine), mark, color=color, label=f'{name} products')
+    peak = (((data.get('hardware') or {}).get('gpu') or {}).get('peak') or {}).get('bf16')
+    for i, style in (('utilization', '--'), ('all_5090', ':')):
+        row = next(r for r in data['rows'] if r['claim'] == i)
+        if row.get('mfu') and peak: axes.axhline(row['mfu'] * peak, color=MUTED, linestyle=style, label={'utilization': 'a step, eager', 'all_5090': 'a step, compiled'}[i])
+    axes.grid(color=LINE, linewidth=.6)
+    _legend(axes)
+    return figure
+
+# %% ../nbs/05b_claims.ipynb #2c88f028
 def _roofline_section(data):
+    above = ceilings_figure(data)
+    roof = [_drawing(above, 'ceilings', 'Lines: the largest measured product, and the measured copy bandwidth. Points: products of the shapes of a model. Across: model FLOPs of real tokens in a whole step.')] if above is not None else []
+    return roof + _mfu_blocks(data)
+
+def _mfu_blocks(data):
     figure = roofline_figure(data)
     if figure is None: return [_note('n/a: the peak of this device is not known, so no share of it can be said.')]
     return [_drawing(figure, 'roofline', 'Filled: model FLOPs of real tokens, attention included, over the dense peak. Hatched: what padding computes besides.')]
@@ -1338,7 +1369,7 @@ def ledger_page(
     path = ledger_file(path)
     data = read_ledger(path)
     run = dict(hardware=data.get('hardware') or {}, ladder=dict(data['ladder'], provenance=data['provenance']) if data.get('ladder') else None, run=dict(command=data['provenance'].get('command'), settings=data['settings']))
-    parts = [('hardware', 'Hardware', lambda: _hardware_section(run)), ('ladder', 'The ladder', lambda: _ladder_section(run) if run['ladder'] else [_note('The ladder was not measured: the budget went to the rows.')]), ('table', 'Every claim', lambda: _claims_section(data)),
+    parts = [('hardware', 'Hardware', lambda: _hardware_section(run)), ('ladder', 'The ladder', lambda: _ladder_section(run) if run['ladder'] else [_note(f"The ladder was not measured: {data.get('ladder_problem') or 'the budget went to the rows'}.")]), ('table', 'Every claim', lambda: _claims_section(data)),
              ('beside', 'Claimed and measured', lambda: _beside_section(data)), ('ontop', 'On top of the rest', lambda: _top_section(data)), ('compile', 'torch.compile', lambda: _compile_section(data)),
              ('roofline', 'MFU and the peak', lambda: _roofline_section(data)), ('memory', 'Memory', lambda: _memory_section(data)), ('curves', 'Curves', lambda: _curve_section(data)), ('loss', 'Loss checks', lambda: _loss_section(data)),
              ('study', 'Studies and their forecast', lambda: _study_section(data)), ('reasons', 'Rows without a figure', lambda: _reasons_section(data)), ('reproduce', 'How to reproduce', lambda: _reproduce_section(run))]
