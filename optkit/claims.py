@@ -14,8 +14,8 @@ __all__ = ['VERDICTS', 'VIEWS', 'WORKLOADS', 'ENOUGH', 'TOP', 'SHAPES', 'STUDIES
            'hours_with_compile', 'try_derived', 'new_row', 'add_pass', 'read_ledger', 'check_same_run', 'ledger_path',
            'results_folder', 'recorded', 'with_record', 'expected_cost', 'works_of', 'best_order', 'climb', 'facts_of',
            'LostDevice', 'attempt', 'run_plan', 'ready_bench', 'settle', 'bench', 'figures', 'ledger_summary',
-           'ledger_table', 'curve_figure', 'roofline_figure', 'ceilings_figure', 'ledger_page', 'ledger_file',
-           'choose_setting', 'recorded_factors', 'optimize', 'why']
+           'agreement', 'ledger_table', 'curve_figure', 'roofline_figure', 'ceilings_figure', 'ledger_page',
+           'ledger_file', 'choose_setting', 'recorded_factors', 'optimize', 'why']
 
 # %% ../nbs/05b_claims.ipynb #171f7882
 import copy, gc, json, math, shlex, shutil, sys, time, traceback, warnings
@@ -399,6 +399,7 @@ class Side:
         before = model.config._attn_implementation
         precision = partial(choose_precision, bench.hardware, prefer=config.precision, tf32=config.tf32)
         self.engine = FastEngine(model, precision(), at_once=config.physical_batch or 64, **built) if built else make_engine(model, config, bench.hardware)
+        if built and bench.cuda: self.engine.peak = (bench.hardware.gpu.peak or {}).get(self.engine.precision.compute.value)
         self.attention = model.config._attn_implementation if config.attention else None
         if config.attention and not self.own: model.set_attn_implementation(before)
         self.plan = _planned(bench.store, bench.rows, config, 8)
@@ -746,8 +747,7 @@ def try_margin(bench, claim, share_s, view='alone', earlier=None) -> dict:
     small, large = max(1, int(.9 * largest)), max(2, int(.98 * largest))
     order = np.argsort(-bench.store.lengths)
     side = Side(bench, bench.all_on())
-    micro = {n: side.plan[0][:1] for n in (small, large)}
-    for n in micro: micro[n] = [replace(side.plan[0][0], rows=np.resize(order, n), pad_to=bench.store.max_length)]
+    micro = {n: [MicroBatch(np.resize(order, n), bench.store.max_length)] for n in (small, large)}
     try: found = timed(bench, {f'{n} rows': partial(lambda n, number: side.engine.step(bench.store, micro[n]), n) for n in micro}, share_s, burn_in=2)
     finally: side.engine.reset()
     done = outcome(found, f'{large} rows', f'{small} rows', final=True, note=f'{largest} rows of {bench.store.max_length} tokens fit at most; samples/s with {large} against {small}')
@@ -1228,6 +1228,13 @@ def ledger_summary(data: dict) -> list[str]: # five lines
             f"Loss checks: {len(checks)} rows, {len(checks) - len(off)} of them the same or within the spread between seeds" + (f"; not so: {', '.join(off)}." if off else '.')]
 
 # %% ../nbs/05b_claims.ipynb #e663804c
+def agreement(first: dict, second: dict) -> dict: # rows, overlap (share of them), width (median, half the interval over the ratio), apart (ids)
+    "Whether two ledgers of the same card say the same: rows that were measured in both, with enough rounds"
+    both = [(a, b) for a, b in zip(first['rows'], second['rows']) if all(r['ratio'] and r['source'] == 'measured' and r.get('repeats', 0) >= ENOUGH for r in (a, b))]
+    apart = [a['claim'] for a, b in both if a['ratio']['high'] < b['ratio']['low'] or b['ratio']['high'] < a['ratio']['low']]
+    widths = [(r['ratio']['high'] - r['ratio']['low']) / 2 / r['ratio']['p50'] for pair in both for r in pair]
+    return dict(rows=len(both), overlap=1 - len(apart) / len(both) if both else None, width=float(np.median(widths)) if widths else None, apart=apart)
+
 def _claim_cells(row):
     "A row of the table of claims"
     factor, top, loss = row['ratio'], row['on_top'] or {}, row['loss']
@@ -1426,7 +1433,7 @@ def optimize(
     data: TokenStore, # tokenised rows
     hw=None, # a `Hardware`; None: this machine's
     base: TrainConfig = TrainConfig(), # hyperparameters, which stay
-    budget: float | str = 60., # seconds to measure; 0: only records and defaults
+    budget: float | str = 60., # seconds to measure; 0: only records and defaults; what has to be compiled on a GPU is tried from 240 on
     records: dict | None = None # of `recorded_factors`; None: looked up
 ) -> TrainConfig: # `config.reasons` holds a `Choice` for each field that was decided
     "The fastest settings among those that keep training the same, with the reason for each"
@@ -1436,7 +1443,8 @@ def optimize(
     if budget_s: config = replace(settle(ready).base, **asdict(config) | dict(physical_batch=ready.base.physical_batch))
     for changes, claim in able:
         with_, measured = replace(config, **changes), None
-        if budget_s and with_ != config:
+        builds = hw.device == 'cuda' and changes.keys() & {'compile', 'fast'} # takes a minute or two
+        if budget_s and with_ != config and not (builds and budget_s < 240):
             try: measured = asdict(timed_sides(ready, {'without': config, 'with': with_}, budget_s / len(able), check_loss=False)[0].ratio('with'))
             except Exception as exc: reasons |= {k: Choice(getattr(config, k), f'could not run here: {_line(exc)[:120]}') for k in changes}; continue
         factor, file = records.get(claim, (None, ''))

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from optkit import claims as module
-from optkit.claims import (EXPERIMENTS, TOP, VERDICTS, Facts, Work, add_pass, all_claims, bench, bench_of, best_order, break_even, check_same_run, choose_setting, claim_verdict, epochs_to_reach, expected_cost,
-                           figures, hours_with_compile, judge, ledger_page, ledger_path, loss_verdict, made_up_store, new_row, next_work, one_verdict, optimize, problem, read_ledger, run_plan, settle, share_of,
-                           size_step, step_flops, ledger_summary, switch_sides, training_bytes, why, workload_problem)
+from optkit.claims import (EXPERIMENTS, TOP, VERDICTS, Facts, Work, add_pass, agreement, all_claims, bench, bench_of, best_order, break_even, check_same_run, choose_setting, claim_verdict, epochs_to_reach, expected_cost,
+                           figures, hours_with_compile, judge, ledger_page, ledger_path, loss_verdict, made_up_store, new_row, next_work, one_verdict, optimize, problem, read_ledger, recorded, run_plan, settle, share_of,
+                           size_step, step_flops, ledger_summary, switch_sides, timed_sides, training_bytes, why, with_record, workload_problem)
 from optkit.data import InputError, example_table, tokenise, word_tokenizer
 from optkit.engine import example_model, training_flops
 from optkit.hardware import detect, hardware_with, known_gpu
@@ -199,6 +199,36 @@ def test_the_two_sides_of_a_switch_differ_in_it_alone(tiny):
             differ = {k for k, v in vars(without).items() if vars(with_)[k] != v}
             assert differ if i not in ('sdpa_step',) else True, i
             if not i.startswith('all_'): assert len(differ) == 1, (i, differ)
+
+
+def test_two_fast_engines_do_not_share_weights(tiny):
+    before = {k: v.clone() for k, v in tiny.model.state_dict().items()}
+    config = tiny.all_on(fast=True)
+    found, sides, _ = timed_sides(tiny, dict(a=config, b=config), .2, check_loss=False, frozen_dropout=True, built=dict(a=dict(graphs=False), b=dict(graphs=False)))
+    assert sides['a'].engine.model is not sides['b'].engine.model and found.rounds and all(torch.equal(v, tiny.model.state_dict()[k]) for k, v in before.items())
+
+
+def test_records_answer_a_row_that_was_not_measured(tmp_path):
+    rows = [dict(variant='bf16', baseline='fp32', ratio=far(1.8, 1.9, 2.)), dict(variant='bf16 + tf32', baseline='fp32', ratio=far(1.8, 1.9, 2.), ratio_before=far(.99, 1., 1.01))]
+    (tmp_path / 'w1-precision-h100.json').write_text(json.dumps(dict(provenance=dict(workload='W1'), rows=rows)))
+    known = all_claims()
+    row = with_record(dict(new_row(known['tf32_on_bf16']), reason='no budget: all of it is spent'), known['tf32_on_bf16'], 'h100', tmp_path)
+    assert (row['ratio']['p50'], row['source'], row['verdict']) == (1., 'recorded', 'none') and 'no budget' in row['note']
+    again = with_record(row, known['tf32_on_bf16'], 'h100', tmp_path / 'none')
+    assert again['ratio'] is None and again['verdict'] is None and recorded('bf16', 'rtx3090', tmp_path) is None
+    measured = add_pass(new_row(known['bf16']), known['bf16'], 'alone', dict(ratios=[1.1] * 6), 1.)
+    assert with_record(measured, known['bf16'], 'h100', tmp_path)['ratio']['p50'] == 1.1
+    (tmp_path / 'w1-precision-h100.json').write_text('{')
+    assert recorded('bf16', 'h100', tmp_path) is None
+
+
+def test_agreement_of_two_ledgers():
+    def ledger(*factors):
+        data = fresh()
+        for row, ratios in zip(data['rows'], factors): row.update(ratio=far(min(ratios), sorted(ratios)[1], max(ratios)), source='measured', repeats=9)
+        return data
+    found = agreement(ledger((1., 1.1, 1.2), (1., 1.01, 1.02)), ledger((1.1, 1.2, 1.3), (1.03, 1.04, 1.05)))
+    assert found['rows'] == 2 and found['overlap'] == .5 and found['apart'] == ['bf16_native'] and found['width'] < .1
 
 
 # --- files
