@@ -241,6 +241,14 @@ def test_what_is_no_ledger_is_left_alone(tmp_path, text):
     assert len(str(said.value).splitlines()) == 1 and str(path) in str(said.value) and path.read_text() == text and [*tmp_path.iterdir()] == [path]
 
 
+def test_a_ledger_of_another_version_is_left_alone(tmp_path):
+    path = tmp_path / 'mine-claims-cpu.json'
+    saved(path, format=module.FORMAT + 1, settings=dict(workload='mine', card='cpu'))
+    before = path.read_text()
+    with pytest.raises(InputError, match=f'format {module.FORMAT + 1}, this version reads {module.FORMAT}'): bench('mine', '10s', tmp_path, hardware=CPU)
+    assert path.read_text() == before
+
+
 def test_a_ledger_of_another_run_is_left_alone(tmp_path):
     path = tmp_path / 'mine-claims-cpu.json'
     data = saved(path, settings=dict(workload='mine', card='cpu', model='other', data=None, rows=1600))
@@ -294,6 +302,18 @@ def test_a_row_that_fails_is_written_down_and_the_run_goes_on(tiny, faked):
     assert data['stopped'].startswith('what is left waits') and 'compile_max_autotune' in rows['hpo_ladder']['reason'] # which needs a GPU
 
 
+def test_what_fails_is_tried_once_a_start(tiny, faked, monkeypatch):
+    tried = []
+    def failing(bench, claim, share_s, view, earlier):
+        tried.append((claim.id, view))
+        if view == 'top': raise ValueError('no')
+        return fake(bench, claim, share_s, view, earlier)
+    for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, failing)
+    data = run_plan(tiny, fresh(), 400., lambda now: None, **faked)
+    assert tried.count(('bf16', 'top')) == tried.count(('dora', 'alone')) == 1
+    assert next(r for r in data['rows'] if r['claim'] == 'bf16')['on_top'] == dict(reason='failed: ValueError: no')
+
+
 def test_what_there_was_no_time_for_says_so(tiny, faked):
     data = run_plan(tiny, fresh(), 5., lambda now: None, **faked)
     done = figures(data)
@@ -331,6 +351,8 @@ def test_two_starts_for_real(tiny, tmp_path, monkeypatch):
     assert all(second[i]['rounds'].get('alone', [])[:len(r['rounds'].get('alone', []))] == r['rounds'].get('alone', []) for i, r in first.items())
     assert all(torch.equal(v, tiny.model.state_dict()[k]) for k, v in before.items())
     assert second['zero_grad_none']['loss']['verdict'] == 'same' and second['no_checkpointing']['extra']['kept_bytes']['with'] > second['no_checkpointing']['extra']['kept_bytes']['without']
+    kept = second['checkpointing_memory']['extra'].get('kept_bytes')
+    assert kept is None or kept['with'] < kept['without'] # none: no time for it
     assert len(second['batch_size']['extra']['curve']) >= 3
     table = load_records(path)
     assert len(table) == 47 and 'ratio_p50' in table
@@ -350,7 +372,7 @@ def test_the_page(tmp_path):
 # --- optimize
 
 def test_a_setting_is_taken_where_its_whole_interval_is_a_gain():
-    gain, loss, same = far(1.1, 1.2, 1.3), far(.8, .9, .95), far(.98, 1., 1.02)
+    gain, loss, same = far(1.1, 1.2, 1.3), far(.8, .9, .95), far(.98, 1.01, 1.04)
     cases = [(gain, None, False, True), (gain, loss, False, True), (loss, gain, True, False), (same, gain, True, True), (same, gain, False, False), (None, gain, False, True), (None, loss, True, False), (None, None, True, True)]
     for measured, recorded, default, taken in cases:
         found = choose_setting(measured, recorded, default)
