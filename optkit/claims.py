@@ -999,7 +999,7 @@ def expected_cost(
     "A guess, so that no pass begins that cannot end"
     if kind in ('sizes', 'profile', 'derived'): return .1
     if kind == 'study': return 10.
-    compiles = dict(compile=1, compile_max_autotune=3, all_5090=1 if cuda else 0, cuda_graphs=2).get(claim_id, 0)
+    compiles = dict(compile=.6 if view == 'alone' else 1, compile_max_autotune=3, all_5090=1 if cuda else 0, cuda_graphs=2).get(claim_id, 0)
     warm, sides = 4 if cuda else 2, {'dora': 3, 'item': 3, 'curve': 4 if cuda else 3}.get(kind, 5 if cuda and claim_id == 'num_workers' else 2)
     checks = 0 if view == 'top' else 1.3 * loss_steps if kind in ('switch', 'compile', 'state') else 0
     if claim_id in _SAME and view == 'alone' and not (cuda and compiles): return .2
@@ -1316,6 +1316,7 @@ def roofline_figure(data: dict) -> Figure | None: # None: the peak of the card i
     axes.set_xlim(0, 1)
     return figure
 
+# %% ../nbs/05b_claims.ipynb #6b2f81d1
 def ceilings_figure(data: dict, folder=None) -> Figure | None: # None: the roofline of this card is not recorded
     "How far below the measured ceilings of the card is a training step?"
     folder, card = results_folder(folder), data['settings'].get('card')
