@@ -345,7 +345,7 @@ def size_step(
     if room >= most * longest: return Choice((most, longest), f'a step of {most} rows of {longest} tokens takes less than 1/400 of the budget')
     rows = 16 if room >= 16 * 96 else 8
     tokens = int(np.clip(room / rows // 16 * 16, min(32, longest), longest))
-    return Choice((rows, tokens), f'a step takes {fixed_s:.2g} s and {token_s * 1e3:.2g} ms a token: with {rows} rows of {tokens} tokens a budget of {budget_s:.0f} s reaches most claims')
+    return Choice((rows, tokens), f'a step takes {fixed_s:.2g} s and {token_s * 1e3:.2g} ms a token: {rows} rows of {tokens} tokens take about {fixed_s + rows * tokens * token_s:.2g} s of a budget of {budget_s:.0f} s')
 
 # %% ../nbs/05b_claims.ipynb #b96b8e4c
 def _step_costs(model, store, hw, rows=4):
@@ -944,7 +944,7 @@ def read_ledger(
 
 def check_same_run(path, data: dict, settings: dict):
     "Raise `InputError` where a ledger is of another workload, model or card"
-    if other := [f'{k} {data["settings"].get(k)!r}, asked for is {v!r}' for k, v in settings.items() if v is not None and data['settings'].get(k) != v]:
+    if other := [f'{k} {data["settings"].get(k)!r}, asked for is {v!r}' for k, v in settings.items() if (v is not None or k not in ('max_length', 'effective')) and data['settings'].get(k) != v]: # sizes that are not asked for stay as they were
         raise InputError(f"{path}: holds another run ({'; '.join(other)}); give another --out, it was left as it is")
 
 def ledger_path(out, workload: str, card: str) -> Path:

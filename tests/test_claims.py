@@ -255,7 +255,8 @@ def test_a_ledger_of_another_run_is_left_alone(tmp_path):
     before = path.read_text()
     with pytest.raises(InputError, match="model 'other', asked for is 'demo'"): bench('mine', '10s', tmp_path, hardware=CPU)
     assert path.read_text() == before
-    check_same_run(path, data, dict(workload='mine', max_length=None))
+    check_same_run(path, data, dict(workload='mine', max_length=None, data=None))
+    with pytest.raises(InputError, match='another run'): check_same_run(path, dict(settings=dict(data=['my.csv', 'text', 'label', None])), dict(data=None))
 
 
 @pytest.mark.parametrize('settings', [dict(budget='0'), dict(budget='-3m'), dict(budget=''), dict(workload='w1'), dict(workload='w7'), dict(only={'nothing'}), dict(rows=0), dict(model='no/such/folder/here')])
