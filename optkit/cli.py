@@ -143,6 +143,10 @@ def do_detect(terminal):
 @command(run=_argument(str, 'run folder', 'RUN'))
 def do_report(terminal, run):
     "Write report.html of a run folder again"
+    if Path(run).suffix == '.json' or any(Path(run).glob('*-claims-*.json')):
+        from optkit.claims import ledger_page
+        page = ledger_page(run)
+        return f'report: {page}', dict(report=str(page))
     from optkit.data import InputError
     from optkit.report import render
     if not (Path(run) / 'run.json').is_file(): raise InputError(f'{run}: holds no run.json, so it is no run folder')
@@ -373,6 +377,8 @@ def _bench(args):
     from optkit.report import row_verdict
     from optkit.timing import save_records
     from optkit.trainer import TrainConfig
+    if args.workload or args.budget or args.data: return _bench_claims(args)
+    for name, value in (('max_length', 512), ('effective_batch', 32)): setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     for name, low in (('effective_batch', 1), ('rounds', 5), ('max_length', 8)):
         if getattr(args, name) < low: raise InputError(f'--{name.replace("_", "-")} is {getattr(args, name)}, expected at least {low}')
     hardware, tokenizer = detect(), load_tokenizer(args.model)
@@ -389,6 +395,14 @@ def _bench(args):
     save_records(out, rows, hardware, shlex.join(['optkit', *sys.argv[1:]]), workload=f'demo mails, {_model_words(args.model)}', note=ladder.note, stopped=ladder.comparison.stopped, confidence=ladder.comparison.confidence)
     print(ladder); print(f'record: {out}')
 
+def _bench_claims(args):
+    from optkit.claims import bench
+    from optkit.data import InputError
+    if args.data and not (args.text and args.label): raise InputError('--data needs --text and --label, the names of its columns')
+    data = (args.data, args.text, args.label, args.pair) if args.data else None
+    path = bench(args.workload or 'mine', args.budget or '10m', args.out, args.model, data, args.rows, args.max_length, args.effective_batch, command=shlex.join(['optkit', *sys.argv[1:]]))
+    return f'record: {path}', dict(record=str(path))
+
 def _verdict(record, row_verdict):
     found = row_verdict(asdict(record))
     return getattr(found, 'value', found)
@@ -396,11 +410,17 @@ def _verdict(record, row_verdict):
 def _model_words(name): return 'MiniLM (BERT 6 x 384, 22.7M parameters)' if name == 'demo' else Path(name).name
 
 # %% ../nbs/05a_cli.ipynb #ea4b7953
-@command(model=_option(str, "local folder or name on the hub ('demo')", default='demo'), max_length=_option(int, 'tokens a row', default=512, metavar='TOKENS'), effective_batch=_option(int, 'rows of an optimizer step', default=32, metavar='ROWS'),
+_WORKLOADS = ('w1', 'w2', 'w3', 'mine')
+
+@command(model=_option(str, "local folder or name on the hub ('demo')", default='demo'), max_length=_option(int | None, 'tokens a row (512)', metavar='TOKENS'), effective_batch=_option(int | None, 'rows of an optimizer step (32)', metavar='ROWS'),
          rows=_option(int, 'rows of the demo data', default=1600), seconds=_option(float, 'time for the rounds', default=120.), rounds=_option(int, 'rounds at most', default=60),
-         compile=_option(bool, 'with torch.compile also without a GPU', '--compile', default=False), out=_option(str | None, 'file; bench/results/demo-ladder-<card>.json when left out'))
+         compile=_option(bool, 'with torch.compile also without a GPU', '--compile', default=False), out=_option(str | None, 'file; bench/results/demo-ladder-<card>.json when left out. Of a workload: file or folder; runs/bench-<workload>-<card>'),
+         workload=_option(str | None, 'w1, w2, w3 or mine: test every claim on it instead, in a ledger that a second start goes on with'), budget=_option(str | None, 'of this start, for a workload: 90s, 10m, 1h (10m)', metavar='TIME'),
+         data=_option(str | None, 'table, for mine'), text=_option(str | None, 'column of the text'), label=_option(str | None, 'column of the label'), pair=_option(str | None, 'column of the second text'))
 def do_bench(terminal, **given):
-    "Measure the ladder of optimizations and write a record"
+    "Measure the ladder of optimizations, or every claim on a workload, and write a record"
+    from optkit.data import InputError
+    if given['workload'] not in (None, *_WORKLOADS): raise InputError(f"--workload is {given['workload']!r}, expected one of {_WORKLOADS}")
     return _bench(SimpleNamespace(**given | dict(compile=given['compile'] or None)))
 
 # %% ../nbs/05a_cli.ipynb #ae16a6a3

@@ -1,0 +1,398 @@
+"The ledger of claims: verdicts, planner, reasons, a run that is killed and goes on, files that are no ledger"
+import base64, hashlib, json, re, subprocess, sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from optkit import claims as module
+from optkit.claims import (EXPERIMENTS, TOP, VERDICTS, Facts, Work, add_pass, agreement, all_claims, bench, bench_of, best_order, break_even, check_same_run, choose_setting, claim_verdict, epochs_to_reach, expected_cost,
+                           figures, hours_with_compile, judge, ledger_page, ledger_path, loss_verdict, made_up_store, new_row, next_work, one_verdict, optimize, problem, read_ledger, recorded, run_plan, settle, share_of,
+                           size_step, step_flops, ledger_summary, switch_sides, timed_sides, training_bytes, why, with_record, workload_problem)
+from optkit.data import InputError, example_table, tokenise, word_tokenizer
+from optkit.engine import example_model, training_flops
+from optkit.hardware import detect, hardware_with, known_gpu
+from optkit.ladder import default_rungs
+from optkit.report import claims as claim_table
+from optkit.timing import LABELS, load_records
+from optkit.trainer import CLAIM_SWITCHES, TrainConfig
+
+torch.set_num_threads(1)
+CPU, H100, T4 = hardware_with(None), hardware_with(known_gpu('H100 SXM')), hardware_with(known_gpu('T4'))
+far = lambda low, p50, high: dict(p50=p50, low=low, high=high)
+
+
+@pytest.fixture(scope='module')
+def store(): return tokenise(example_table(96), word_tokenizer(), 32, progress=False)
+
+@pytest.fixture
+def tiny(store): return settle(bench_of(example_model(), store, detect(), 8, loss_steps=2))
+
+def fresh(): return dict(rows=[new_row(c) for c in all_claims().values()], ladder=None, settings={}, provenance=dict(card='cpu'))
+
+def saved(path, **changes):
+    data = dict(kind=module.KIND, format=module.FORMAT, **fresh()) | changes
+    path.write_text(json.dumps(data))
+    return data
+
+
+# --- the rows
+
+def test_every_claim_of_the_table_has_an_experiment_and_a_label():
+    table, known = claim_table(), all_claims()
+    assert list(known) == list(table.index) and len(known) == 47
+    for i, claim in known.items():
+        assert claim.kind in EXPERIMENTS and claim.label in LABELS and claim.title
+        assert claim.claimed == table.loc[i, 'claimed'] and claim.scope == table.loc[i, 'scope']
+        assert (claim.low is None) == bool(np.isnan(table.loc[i, 'low'])) and (claim.high is None) == bool(np.isnan(table.loc[i, 'high']))
+    assert {c.id for c in known.values() if c.kind in ('switch', 'compile')} <= set(CLAIM_SWITCHES) | {'all_3090', 'all_5090'}
+    assert set(TOP) <= set(known)
+
+
+def test_a_text_that_contradicts_itself_is_split():
+    claim = all_claims()['tf32']
+    assert [s[0] for s in claim.statements] == ['20-30%', '2-3x']
+    assert [v['verdict'] for v in judge(claim, far(1.8, 1.82, 1.84))] == ['holds', 'smaller'] and one_verdict(judge(claim, far(1.8, 1.82, 1.84))) == 'split'
+    assert one_verdict(judge(claim, far(2.2, 2.3, 2.4))) == 'holds' and one_verdict(judge(claim, None)) == 'not applicable'
+    for claim in all_claims().values():
+        for _, low, high, _ in claim.statements: assert low is None or high is None or low <= high
+
+
+def test_statements_about_sizes_are_judged_by_those_sizes():
+    claim, pairs = all_claims()['batch_size'], {'12 to 16': far(1.06, 1.07, 1.08), '8 to 12': far(1.01, 1.02, 1.03)}
+    found = {v['claimed']: v['verdict'] for v in judge(claim, far(1.6, 1.7, 1.8), ((8,), (12,), (16,)), pairs)}
+    assert found == {'5-10% (12 to 16)': 'holds', '15-20% (8 to 12)': 'smaller', '50-100% (16 to 32)': 'not applicable', '9-13% (23 to 26)': 'not applicable'}
+
+
+# --- verdicts
+
+@pytest.mark.parametrize('interval, low, high, said', [
+    ((1.2, 1.25, 1.3), 1.1, 1.4, 'holds'), ((1.02, 1.1, 1.12), 1.1, 1.4, 'holds'), ((1.5, 1.6, 1.7), 1.1, 1.4, 'holds'), ((1.02, 1.03, 1.05), 1.1, 1.4, 'smaller'), ((.99, 1., 1.01), 1.1, 1.4, 'none'),
+    ((.9, .95, .99), 1.1, 1.4, 'harmful'), ((.9, 1.1, 1.3), 1.1, 1.4, 'undecided'), ((1.33, 1.36, 1.37), 1.4, 1.4, 'holds'), ((1.2, 1.25, 1.3), 1.4, 1.4, 'smaller'),
+    ((.995, 1., 1.01), 1., 1.05, 'holds'), ((.8, .85, .9), 1., 1.05, 'harmful'), ((.8, 1., 1.2), 1., 1.05, 'undecided'), ((.99, 1., 1.01), 1., None, 'none'), ((1.1, 1.2, 1.3), 1., None, 'holds'),
+    ((.75, .8, .85), .7, .9, 'holds'), ((.5, .55, .6), .7, .9, 'harmful'), ((.93, .95, .97), .7, .9, 'smaller'), ((.99, 1., 1.01), .7, .9, 'none'), ((.8, .95, 1.1), .7, .9, 'undecided'), ((1.1, 1.2, 1.3), .7, .9, 'none')])
+def test_verdicts(interval, low, high, said):
+    found = claim_verdict(far(*interval), low, high)
+    assert found.value == said and found.value in VERDICTS and f'{interval[1]:.3g}' in found.reason
+
+
+def test_no_factor_no_verdict():
+    assert claim_verdict(far(1., 1.1, 1.2), None, None).value is None and claim_verdict(None, 1.1, 1.2).value == 'not applicable'
+    row = add_pass(new_row(all_claims()['dora']), all_claims()['dora'], 'alone', dict(ratios=[.6] * 8), 1.)
+    assert row['ratio'] and row['verdict'] is None
+
+
+def test_few_rounds_are_no_verdict():
+    claim = all_claims()['bf16']
+    row = add_pass(new_row(claim), claim, 'alone', dict(ratios=[1.7, 1.7]), 1.)
+    assert row['verdict'] == 'undecided' and 'too few' in row['verdicts'][0]['reason']
+    assert add_pass(row, claim, 'alone', dict(ratios=[1.7, 1.71, 1.69, 1.7]), 1.)['verdict'] == 'holds'
+
+
+def test_loss_verdicts():
+    assert [loss_verdict(d, .01, 'rounding').value for d in (0., 1e-9, .009, -.009, .02, float('nan'))] == ['same', 'same', 'within the spread', 'within the spread', 'differs', 'differs']
+    assert 'labelled exact' in loss_verdict(.005, .01, 'exact').reason and 'labelled exact' not in loss_verdict(.005, .01, 'rounding').reason
+
+
+# --- what cannot run here
+
+def test_reasons_by_machine():
+    reasons = lambda hw, **facts: {i: problem(c, hw, Facts(**facts)) for i, c in all_claims().items()}
+    assert not any(reasons(H100).values())
+    without = {i for i, said in reasons(CPU).items() if said}
+    assert without == {'tf32', 'tf32_on_bf16', 'cudnn_benchmark', 'pin_memory', 'safety_margin', 'vram_5090', 'cuda_graphs', 'compile_max_autotune'}
+    assert {i for i, said in reasons(T4).items() if said} == {'tf32', 'tf32_on_bf16', 'bf16'}
+    missing = reasons(H100, packages=dict(torchao='not installed', bitsandbytes='not installed', peft='not installed'), attentions=('eager',), model='Deberta')
+    assert {i for i, said in missing.items() if said} == {'adamw_8bit', 'dora', 'sdpa_step', 'flash_step'} and 'Deberta' in missing['sdpa_step']
+    assert not reasons(H100, packages=dict(torchao='not installed'))['adamw_8bit'] and reasons(CPU, compiler=False)['compile']
+
+
+def test_workloads_that_do_not_fit():
+    assert 'needs a GPU' in workload_problem('w1', CPU) and 'GB' in workload_problem('w3', hardware_with(known_gpu('RTX 3090'))) and 'expected one of' in workload_problem('w9', H100)
+    assert not any(workload_problem(w, H100) for w in ('w1', 'w2', 'w3', 'mine'))
+
+
+# --- the planner
+
+def test_planner_in_turns_cheap_first():
+    works = [Work('a', 'alone', 5.), Work('b', 'alone', 2.), Work('ladder', 'ladder', 1.), Work('a', 'top', 1.), Work('d', 'alone', .1, needs=('a',)), Work('z', 'alone', 9., first=True)]
+    order, left = [], 100.
+    while (work := next_work(works, left).value) and work.passes == 0:
+        order.append((work.id, work.view))
+        works = [replace(w, passes=w.passes + 1) if w is work else w for w in works]
+        left -= work.cost_s
+    assert order == [('z', 'alone'), ('b', 'alone'), ('a', 'alone'), ('d', 'alone'), ('ladder', 'ladder'), ('a', 'top')]
+
+
+def test_no_budget_only_where_nothing_fits():
+    works = [Work('a', 'alone', 50.), Work('b', 'alone', 3.)]
+    assert next_work(works, 10.).value.id == 'b'
+    assert next_work(works, 2.).reason.startswith('no budget: 2 s are left') and next_work(works, 0.).reason == 'no budget: all of it is spent'
+    assert next_work([replace(w, passes=1, final=True) for w in works], 10.).reason.startswith('everything')
+    assert 'waits' in next_work([Work('d', 'alone', .1, needs=('c',))], 10.).reason
+
+
+def test_later_passes_go_to_the_widest_interval_until_it_is_narrow():
+    works = [Work('a', 'alone', 1., 1, .05), Work('b', 'alone', 1., 1, .2), Work('c', 'alone', 1., 1, .005)]
+    assert next_work(works, 10.).value.id == 'b'
+    assert next_work([replace(w, width=.005) for w in works], 10.).value is None
+
+
+@pytest.mark.parametrize('budget', [5, 60, 480, 4000])
+def test_a_simulated_run_spends_its_budget_and_no_more(budget):
+    random, spent, works = np.random.default_rng(budget), 0., [Work(f'r{n}', 'alone', c) for n, c in enumerate((.1, 2., 2., 5., 5., 100.))]
+    while (work := next_work(works, budget - spent).value) is not None:
+        spent += (took := work.cost_s * random.uniform(.8, 1.))
+        works = [replace(w, passes=w.passes + 1, width=.3 / (w.passes + 1), cost_s=max(took, .01)) if w is work else w for w in works]
+    assert spent <= budget and (budget < 105 or all(w.passes for w in works))
+
+
+def test_share_and_costs():
+    assert share_of(180, 60) == 1.5 and share_of(1, 60) == 1. and share_of(1e6, 60) == 12.
+    cost = lambda i, kind, **k: expected_cost(i, kind, 'alone', **dict(step_s=.3, share_s=2., cuda=True, loss_steps=8) | k)
+    assert cost('profile', 'profile') < 1 < cost('bf16', 'switch') < cost('compile', 'compile') < cost('compile_max_autotune', 'compile')
+    assert cost('bf16', 'switch', step_s=1.) > cost('bf16', 'switch')
+
+
+def test_ladder_in_the_best_order():
+    rungs = default_rungs(H100, 32, 32)
+    names = [r.claim or 'padded' for r in best_order(rungs, dict(bf16=2., padded=3., zero_grad_none=1.2, fused_adamw_step=1.1, tf32_on_bf16=1., compile=9.))]
+    assert names == ['padded', 'bf16', 'zero_grad_none', 'fused_adamw_step', 'tf32_on_bf16', 'length_bucketing', 'compile']
+
+
+# --- counting
+
+def test_counts():
+    assert break_even(60., .3, .25) == 1200 and break_even(60., .3, .3) is None
+    assert training_bytes(8e9, 8e9) == dict(weights=16e9, gradients=16e9, moments=32e9) and training_bytes(8e9, 1e6, moment=4)['moments'] == 8e6
+    assert hours_with_compile(800, 1.15, 60, 2000) == pytest.approx(800 / 1.15 + 33.33, abs=.01)
+    assert size_step(.01, 1e-6, 600, 512).value == (32, 512) and size_step(.4, 1e-3, 180, 512).value == (8, 32)
+
+
+def test_flops_of_frozen_weights_lack_their_own_gradient():
+    model, lengths = example_model(), np.array([10, 20])
+    assert step_flops(model, lengths) == pytest.approx(training_flops(model, lengths))
+    for p in model.bert.parameters(): p.requires_grad_(False)
+    assert .6 < step_flops(model, lengths) / training_flops(model, lengths) < .72
+
+
+def test_epochs_to_reach():
+    class S: regret, spent = np.array([.5, .2, .1]), np.array([10, 20, 30])
+    assert epochs_to_reach(S, .2) == (20, True) and epochs_to_reach(S, .05) == (30, False)
+
+
+def test_made_up_rows_can_be_learnt():
+    rows = made_up_store(64, 1000, 60, longest=90)
+    share = np.array([np.mean(rows.tokens[a:b].numpy() >= 500) for a, b in zip(rows.offsets, rows.offsets[1:])])
+    assert ((share > .5) == rows.labels.numpy().astype(bool)).mean() > .95
+    causal = made_up_store(8, 1000, 20, longest=40, causal=True)
+    ends = causal.offsets[1:] - 1
+    assert (causal.labels[ends] == -100).all() and (causal.labels[:5] == causal.tokens[1:6]).all() and (causal.targets == causal.lengths - 1).all()
+
+
+def test_the_two_sides_of_a_switch_differ_in_it_alone(tiny):
+    for i, claim in all_claims().items():
+        if claim.kind != 'switch' or problem(claim, tiny.hardware): continue
+        for top in (False, i in TOP):
+            without, with_ = switch_sides(tiny, claim, top)
+            differ = {k for k, v in vars(without).items() if vars(with_)[k] != v}
+            assert differ if i not in ('sdpa_step',) else True, i
+            if not i.startswith('all_'): assert len(differ) == 1, (i, differ)
+
+
+def test_two_fast_engines_do_not_share_weights(tiny):
+    before = {k: v.clone() for k, v in tiny.model.state_dict().items()}
+    config = tiny.all_on(fast=True)
+    found, sides, _ = timed_sides(tiny, dict(a=config, b=config), .2, check_loss=False, frozen_dropout=True, built=dict(a=dict(graphs=False), b=dict(graphs=False)))
+    assert sides['a'].engine.model is not sides['b'].engine.model and found.rounds and all(torch.equal(v, tiny.model.state_dict()[k]) for k, v in before.items())
+
+
+def test_records_answer_a_row_that_was_not_measured(tmp_path):
+    rows = [dict(variant='bf16', baseline='fp32', ratio=far(1.8, 1.9, 2.)), dict(variant='bf16 + tf32', baseline='fp32', ratio=far(1.8, 1.9, 2.), ratio_before=far(.99, 1., 1.01))]
+    (tmp_path / 'w1-precision-h100.json').write_text(json.dumps(dict(provenance=dict(workload='W1'), rows=rows)))
+    known = all_claims()
+    row = with_record(dict(new_row(known['tf32_on_bf16']), reason='no budget: all of it is spent'), known['tf32_on_bf16'], 'h100', tmp_path)
+    assert (row['ratio']['p50'], row['source'], row['verdict']) == (1., 'recorded', 'none') and 'no budget' in row['note']
+    again = with_record(row, known['tf32_on_bf16'], 'h100', tmp_path / 'none')
+    assert again['ratio'] is None and again['verdict'] is None and recorded('bf16', 'rtx3090', tmp_path) is None
+    measured = add_pass(new_row(known['bf16']), known['bf16'], 'alone', dict(ratios=[1.1] * 6), 1.)
+    assert with_record(measured, known['bf16'], 'h100', tmp_path)['ratio']['p50'] == 1.1
+    (tmp_path / 'w1-precision-h100.json').write_text('{')
+    assert recorded('bf16', 'h100', tmp_path) is None
+
+
+def test_agreement_of_two_ledgers():
+    def ledger(*factors):
+        data = fresh()
+        for row, ratios in zip(data['rows'], factors): row.update(ratio=far(min(ratios), sorted(ratios)[1], max(ratios)), source='measured', repeats=9)
+        return data
+    found = agreement(ledger((1., 1.1, 1.2), (1., 1.01, 1.02)), ledger((1.1, 1.2, 1.3), (1.03, 1.04, 1.05)))
+    assert found['rows'] == 2 and found['overlap'] == .5 and found['apart'] == ['bf16_native'] and found['width'] < .1
+
+
+# --- files
+
+@pytest.mark.parametrize('text', ['{"rows": [', '[]', '{"provenance": {}, "rows": []}', '{"kind": "claims ledger", "format": 99}', '{"kind": "claims ledger", "format": 1, "rows": [{"claim": "bf16"}]}', ''])
+def test_what_is_no_ledger_is_left_alone(tmp_path, text):
+    path = tmp_path / 'mine-claims-cpu.json'
+    path.write_text(text)
+    with pytest.raises(InputError) as said: bench('mine', '10s', path, hardware=CPU)
+    assert len(str(said.value).splitlines()) == 1 and str(path) in str(said.value) and path.read_text() == text and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_ledger_of_another_version_is_left_alone(tmp_path):
+    path = tmp_path / 'mine-claims-cpu.json'
+    saved(path, format=module.FORMAT + 1, settings=dict(workload='mine', card='cpu'))
+    before = path.read_text()
+    with pytest.raises(InputError, match=f'format {module.FORMAT + 1}, this version reads {module.FORMAT}'): bench('mine', '10s', tmp_path, hardware=CPU)
+    assert path.read_text() == before
+
+
+def test_a_ledger_of_another_run_is_left_alone(tmp_path):
+    path = tmp_path / 'mine-claims-cpu.json'
+    data = saved(path, settings=dict(workload='mine', card='cpu', model='other', data=None, rows=1600))
+    before = path.read_text()
+    with pytest.raises(InputError, match="model 'other', asked for is 'demo'"): bench('mine', '10s', tmp_path, hardware=CPU)
+    assert path.read_text() == before
+    check_same_run(path, data, dict(workload='mine', max_length=None, data=None))
+    with pytest.raises(InputError, match='another run'): check_same_run(path, dict(settings=dict(data=['my.csv', 'text', 'label', None])), dict(data=None))
+
+
+@pytest.mark.parametrize('settings', [dict(budget='0'), dict(budget='-3m'), dict(budget=''), dict(workload='w1'), dict(workload='w7'), dict(only={'nothing'}), dict(rows=0), dict(model='no/such/folder/here')])
+def test_bad_input_writes_nothing(tmp_path, settings):
+    out = tmp_path / 'run'
+    with pytest.raises(InputError) as said: bench(**dict(workload='mine', budget='10s', out=out, hardware=CPU) | settings)
+    assert len(str(said.value).splitlines()) <= 2 and not [*out.glob('*')]
+
+
+def test_where_the_ledger_lies(tmp_path):
+    assert ledger_path(None, 'w1', 'h100').name == 'w1-claims-h100.json' and ledger_path('a/b.json', 'w1', 'h100').name == 'b.json'
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(InputError, match='is a file'): ledger_path(tmp_path / 'file', 'w1', 'h100')
+
+
+def test_the_command_says_it_in_a_line(tmp_path):
+    done = subprocess.run([sys.executable, '-m', 'optkit.cli', 'bench', '--workload', 'mine', '--budget', '0s', '--out', str(tmp_path / 'x')], capture_output=True, text=True)
+    assert done.returncode == 2 and 'budget' in done.stderr and 'Traceback' not in done.stderr and not (tmp_path / 'x').exists()
+
+
+# --- a run
+
+def fake(bench, claim, share_s, view, earlier):
+    if claim.id == 'dora': raise RuntimeError('CUDA out of memory. Tried to allocate 3 GiB')
+    if claim.id == 'flash_attention': raise ValueError('no kernel\nfor this')
+    return dict(ratios=[1.2, 1.201, 1.199, 1.2, 1.2, 1.202], variant='with', baseline='without')
+
+@pytest.fixture
+def faked(monkeypatch):
+    for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, fake)
+    monkeypatch.setattr(module, '_room', lambda device: None)
+    monkeypatch.setattr(module, 'climb', lambda *a: dict(rows=[], note=''))
+    clock = iter(np.arange(0, 1e5, .5))
+    return dict(clock=lambda: float(next(clock)), say=lambda line: None)
+
+
+def test_a_row_that_fails_is_written_down_and_the_run_goes_on(tiny, faked):
+    data = run_plan(tiny, fresh(), 400., lambda now: None, **faked)
+    rows = {r['claim']: r for r in data['rows']}
+    assert rows['dora']['reason'].startswith('out of memory') and rows['flash_attention']['reason'] == 'failed: ValueError: no kernel'
+    assert rows['bf16']['verdict'] == 'smaller' and rows['bf16']['on_top']['ratio'] and data['ladder'] is not None
+    done = figures(data)
+    assert len(done['figure']) + len(done['reason']) == 47 and len(done['figure']) > 30
+    assert data['stopped'].startswith('what is left waits') and 'compile_max_autotune' in rows['hpo_ladder']['reason'] # which needs a GPU
+
+
+def test_what_fails_is_tried_once_a_start(tiny, faked, monkeypatch):
+    tried = []
+    def failing(bench, claim, share_s, view, earlier):
+        tried.append((claim.id, view))
+        if view == 'top': raise ValueError('no')
+        return fake(bench, claim, share_s, view, earlier)
+    for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, failing)
+    data = run_plan(tiny, fresh(), 400., lambda now: None, **faked)
+    assert tried.count(('bf16', 'top')) == tried.count(('dora', 'alone')) == 1
+    assert next(r for r in data['rows'] if r['claim'] == 'bf16')['on_top'] == dict(reason='failed: ValueError: no')
+
+
+def test_what_there_was_no_time_for_says_so(tiny, faked):
+    data = run_plan(tiny, fresh(), 5., lambda now: None, **faked)
+    done = figures(data)
+    assert len(done['figure']) + len(done['reason']) == 47 and any(r['reason'].startswith('no budget') for r in data['rows'] if r['reason'])
+
+
+def test_a_run_that_is_killed_goes_on(tiny, faked, tmp_path):
+    path, kept = tmp_path / 'x-claims-cpu.json', []
+    def save(now):
+        saved(path, **{k: v for k, v in now.items() if k in ('rows', 'ladder', 'settings', 'provenance')})
+        kept.append(sum(bool(r['passes']) for r in now['rows']))
+        if len(kept) == 6: raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt): run_plan(tiny, fresh(), 400., save, **faked)
+    found = read_ledger(path)
+    before = {r['claim']: r['rounds'] for r in found['rows'] if r['passes']}
+    assert len(before) == kept[-1] > 3
+    after = {r['claim']: r['rounds'] for r in run_plan(tiny, found, 400., lambda now: None, **faked)['rows']}
+    assert all(after[i]['alone'][:len(r['alone'])] == r['alone'] for i, r in before.items()) and len([r for r in after.values() if r]) > 30
+
+
+REAL = {'zero_grad_none', 'batch_size', 'fused_adamw', 'trial_profile', 'memory_8b', 'sdpa_step', 'no_checkpointing', 'checkpointing_memory', 'single_item'}
+
+def test_two_starts_for_real(tiny, tmp_path, monkeypatch):
+    before = {k: v.clone() for k, v in tiny.model.state_dict().items()}
+    monkeypatch.setattr(module, 'ready_bench', lambda *a, **k: tiny)
+    lines = []
+    path = bench('mine', '8s', tmp_path, only=REAL, hardware=detect(), say=lines.append)
+    first = {r['claim']: r for r in read_ledger(path)['rows']}
+    assert sum(bool(first[i]['ratio'] or first[i]['figure']) for i in REAL) >= 4 and first['bf16']['reason'] == 'not asked for'
+    bench('mine', '12s', tmp_path, only=REAL, hardware=detect(), say=lines.append)
+    data = read_ledger(path)
+    second = {r['claim']: r for r in data['rows']}
+    assert len(data['starts']) == 2 and any('going on' in l for l in lines)
+    assert sum(len(r['rounds'].get('alone', [])) for r in second.values()) > sum(len(r['rounds'].get('alone', [])) for r in first.values())
+    assert all(second[i]['rounds'].get('alone', [])[:len(r['rounds'].get('alone', []))] == r['rounds'].get('alone', []) for i, r in first.items())
+    assert all(torch.equal(v, tiny.model.state_dict()[k]) for k, v in before.items())
+    assert second['zero_grad_none']['loss']['verdict'] == 'same' and second['no_checkpointing']['extra']['kept_bytes']['with'] > second['no_checkpointing']['extra']['kept_bytes']['without']
+    kept = second['checkpointing_memory']['extra'].get('kept_bytes')
+    assert kept is None or kept['with'] < kept['without'] # none: no time for it
+    assert len(second['batch_size']['extra']['curve']) >= 3
+    table = load_records(path)
+    assert len(table) == 47 and 'ratio_p50' in table
+
+
+def test_the_page(tmp_path):
+    data, claim = saved(tmp_path / 'mine-claims-cpu.json', settings=dict(workload='mine', card='cpu')), all_claims()['bf16']
+    rows = [add_pass(r, claim, 'alone', dict(ratios=[1.6, 1.62, 1.58, 1.6, 1.6, 1.7], note='<script>alert(1)</script>'), 1.) if r['claim'] == 'bf16' else r for r in data['rows']]
+    saved(tmp_path / 'mine-claims-cpu.json', settings=dict(workload='mine', card='cpu'), rows=rows)
+    page = ledger_page(tmp_path).read_text()
+    assert len(ledger_summary(read_ledger(tmp_path / 'mine-claims-cpu.json'))) == 5 and 'cannot be shown' not in page and page.count('<tr') > 47
+    scripts = re.findall(r'<script>(.*?)</script>', page, re.S)
+    assert len(scripts) == 1 and f"script-src 'sha256-{base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()}'" in page
+    assert 'data-sort="1.6' in page and 'alert(1)' in page and not re.findall(r'(?:src|href)\s*=\s*"(?!#|data:)', page)
+
+
+# --- optimize
+
+def test_a_setting_is_taken_where_its_whole_interval_is_a_gain():
+    gain, loss, same = far(1.1, 1.2, 1.3), far(.8, .9, .95), far(.98, 1.01, 1.04)
+    cases = [(gain, None, False, True), (gain, loss, False, True), (loss, gain, True, False), (same, gain, True, True), (same, gain, False, False), (None, gain, False, True), (None, loss, True, False), (None, None, True, True)]
+    for measured, recorded, default, taken in cases:
+        found = choose_setting(measured, recorded, default)
+        assert found.value is taken and found.reason.startswith('measured here') == (measured is not None) and found.reason.startswith('default') == (measured is recorded is None)
+
+
+def test_optimize_from_records_and_defaults(store):
+    base = TrainConfig(lr=3e-4, epochs=7, effective_batch=16)
+    records = dict(bf16=(far(1.5, 1.6, 1.7), 'a.json'), fused_adamw_step=(far(.8, .9, .95), 'a.json'), sequence_packing=(far(1.2, 1.3, 1.4), 'a.json'), compile=(far(.5, .6, .7), 'a.json'), cuda_graphs=(far(.5, .6, .7), 'a.json'))
+    found = optimize(example_model(), store, H100, base, budget=0, records=records)
+    assert (found.precision, found.fused, found.layout, found.compile, found.fast) == ('bf16', False, 'packed', None, False) and (found.lr, found.epochs, found.effective_batch) == (3e-4, 7, 16)
+    assert 'a.json' in found.reasons['precision'].reason and set(found.reasons) == set(vars(found)) - {'reasons'} and 'precision' in why(found)
+    plain = optimize(example_model(), store, CPU, base, budget=0, records={})
+    assert (plain.fused, plain.zero_grad_none, plain.layout, plain.compile) == (True, True, 'sorted', None) and all('default' in c.reason for c in plain.reasons.values())
+
+
+def test_optimize_measures_and_keeps_training_the_same(store):
+    model = example_model()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    found = optimize(model, store, detect(), TrainConfig(effective_batch=8), budget=4., records={})
+    assert any('measured here' in c.reason for c in found.reasons.values()) and (found.weights, found.fp8, found.adapter, found.optimizer) == (None, False, None, 'adamw') and found.layout != 'grouped'
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in before.items()) and TrainConfig.from_json(found.to_json()) == found
