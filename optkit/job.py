@@ -21,6 +21,7 @@ from fastcore.basics import patch
 from tqdm.auto import tqdm
 
 from .data import LAYOUT_LABELS, InputError, MicroBatch, read_table, tokenise
+from .fast import keep_compiled
 from .engine import DEMO_MODEL, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
 from .folds import check_folds, hold_out, stratified_folds
 from .hardware import Choice, detect
@@ -330,7 +331,10 @@ def _base(self: Job, **changes): # configuration of the first training and the f
 
 @patch
 def _engine_now(self: Job): # one engine for the whole job
-    if self.engine is None: self.engine = make_engine(self.model, self._base(), self.hardware)
+    if self.engine is None:
+        base = self._base()
+        if base.fast or base.compile: keep_compiled(self.folder / 'compiled') # the study's workers find what one of them has compiled
+        self.engine = make_engine(self.model, base, self.hardware)
     return self.engine
 
 @patch

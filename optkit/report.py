@@ -466,7 +466,7 @@ def _device(hardware):
 def _found(run):
     "The headline's items"
     ladder, study, final = run['ladder'], run['study'] or {}, run['final']
-    items = [_final_words(final, study.get('best')) if final else 'There is no held-out score yet: no best trial was trained again.']
+    items = [_final_words(final, final.get('trial', study.get('best'))) if final else 'There is no held-out score yet: no best trial was trained again.']
     items += [_ladder_words(ladder), _control_words(ladder)] if ladder else ['There is no ladder yet: no speedup was measured.']
     return [{'kind': 'list', 'items': items + [_done_words(run)]}]
 
@@ -626,7 +626,7 @@ def _final_section(run):
             [f'{metric}, mean over the folds of the search', _score(final.get('cv_score'))],
             *([] if metric == 'accuracy' else [['accuracy, held-out rows', _score(final.get('accuracy'))]]), ['accuracy of the most frequent label', _score(final.get('majority_accuracy'))]]
     why = 'The score of the search was used to choose among trials and so tends to be too good; the held-out score was used for nothing else.'
-    blocks = [_text(_final_words(final, study.get('best'))), _text(why), _table(['Measure', 'Value'], rows, numbers=(1,), mid=(0,))]
+    blocks = [_text(_final_words(final, final.get('trial', study.get('best')))), _text(why), _table(['Measure', 'Value'], rows, numbers=(1,), mid=(0,))]
     if params := final.get('params'): blocks += [_head('Parameters'), _table(['Parameter', 'Value'], [[name, _number(o)] for name, o in params.items()], numbers=(1,), mid=(0,))]
     if final.get('confusion') and final.get('labels'): blocks += [_head('Where it errs'), _confusion_table(final)]
     return blocks
