@@ -469,6 +469,7 @@ def _same_layers(base):
     lists = [m for m in base.modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 1 and len({type(l) for l in m}) == 1]
     return list(max(lists, key=len, default=()))
 
+# %% ../nbs/02h_fast.ipynb #dec91cf3
 @patch
 @contextmanager
 def _switched(self: FastEngine, call, compiled=True):

@@ -432,6 +432,7 @@ class Running:
 
     def bill(self) -> dict: return dict(seconds=self.seconds + time.perf_counter() - self.start, training=self.training, epochs=self.epochs)
 
+# %% ../nbs/04_hpo.ipynb #103baf99
 try: # what Optuna itself writes a value with
     from optuna.storages._rdb import models
     from optuna.storages._rdb.storage import _create_scoped_session as _session

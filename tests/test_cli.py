@@ -8,13 +8,11 @@ import time
 from pathlib import Path
 
 import optuna
-import pandas as pd
 import pytest
 import torch
 
+from made_up import model_and_pairs
 from optkit.cli import app, main
-from optkit.data import example_table, word_tokenizer
-from optkit.engine import example_model
 from optkit.timing import read_json
 from optkit.trainer import TrainConfig
 
@@ -25,12 +23,7 @@ COMMANDS = ('detect', 'status', 'bench', 'train', 'tune', 'forecast', 'report', 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
     "A tiny model and a table of pairs in groups of four"
-    folder = tmp_path_factory.mktemp('cli')
-    example_model().save_pretrained(folder / 'model')
-    word_tokenizer().save_pretrained(folder / 'model')
-    table = example_table(160)
-    pd.DataFrame(dict(a=table.texts, b=table.pairs, y=[table.classes[n] for n in table.labels], g=[n // 4 for n in range(160)])).to_csv(folder / 'data.csv', index=False)
-    return folder
+    return model_and_pairs(tmp_path_factory.mktemp('cli'), 160, g=[n // 4 for n in range(160)])
 
 
 def on_data(command, folder, out, *more):

@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 import optkit.job
+from made_up import model_and_pairs
 from optkit.cli import main
-from optkit.data import InputError, example_table, word_tokenizer
+from optkit.data import InputError
 from optkit.engine import example_model
 from optkit.job import Job, JobConfig, demo_config, size_job
 from optkit.report import render
@@ -25,12 +26,7 @@ SPACE = ('lr=3e-4..1e-2:log', 'effective_batch=8,16')
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
     "A tiny model and a table of pairs"
-    folder = tmp_path_factory.mktemp('job')
-    example_model().save_pretrained(folder / 'model')
-    word_tokenizer().save_pretrained(folder / 'model')
-    table = example_table(200)
-    pd.DataFrame(dict(a=table.texts, b=table.pairs, y=[table.classes[n] for n in table.labels])).to_csv(folder / 'data.csv', index=False)
-    return folder
+    return model_and_pairs(tmp_path_factory.mktemp('job'), 200)
 
 
 def arguments(folder, out, *more, data=None, model=None):
