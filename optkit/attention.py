@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FARTHEST', 'Places', 'move', 'position_rows', 'skew', 'pair_bias', 'pair_bias_back', 'Lanes', 'placed_forward',
-           'placed_backward', 'attend_in_places', 'attention_kind', 'in_places', 'attention_variants']
+           'placed_backward', 'attend_in_places', 'attention_kind', 'in_places']
 
 # %% ../nbs/02g_attention.ipynb #a7100004
 import itertools, math
@@ -300,34 +300,9 @@ def in_places(cls, kind):
     def forward(self, *args, **kwargs): return inside(self, cls, *args, **kwargs) if self.places.on else cls.forward(self, *args, **kwargs)
     return type(cls.__name__, (cls,), dict(forward=forward))
 
-# %% ../nbs/02g_attention.ipynb #a7100026
-def attention_variants(width, heads, lengths, slots, device, precision=None, dropout=0., seed=0, beside=False):
-    "`Variant`s of one DeBERTa attention, forward and backward: transformers padded, transformers in places, and by tables of distances"
-    from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Config, DisentangledSelfAttention, build_relative_position
-    from optkit.timing import Variant
-    torch.manual_seed(seed)
-    module = DisentangledSelfAttention(DebertaV2Config(hidden_size=width, num_attention_heads=heads, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, max_position_embeddings=512, max_relative_positions=-1,
-                                                       relative_attention=True, position_buckets=256, pos_att_type=['p2c', 'c2p'], share_att_key=True)).to(device)
-    table = torch.randn(512, width, device=device)
-    amp = lambda: torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == 'bf16')
-    def padded(shapes):
-        parts = [(torch.randn(n, l, width, device=device, requires_grad=True), torch.ones(n, 1, 1, l, dtype=torch.bool, device=device), build_relative_position(torch.zeros(l, 1, device=device), torch.zeros(l, 1, device=device), 256, 512)) for n, l in shapes]
-        def run(_):
-            with amp(): outs = [module(h, m, rel_embeddings=table, relative_pos=p)[0] for h, m, p in parts]
-            sum(o.float().sum() for o in outs).backward()
-        return run
-    places, tokens = _places_of(module, lengths, slots, device)
-    module.places, places.beside, hidden = places, beside, torch.randn(tokens, width, device=device, requires_grad=True)
-    def placed(_):
-        places.use()
-        with amp(): out = _deberta_in_places(module, None, hidden[None], rel_embeddings=table)[0]
-        out.float().sum().backward()
-    longest = -(-max(lengths) // 16) * 16
-    return [Variant('transformers, padded', padded([(len(lengths), longest)])), Variant('transformers in places', padded(slots)), Variant('optkit in places', placed)]
-
 # %% ../nbs/02g_attention.ipynb #a7100027
-def _places_of(module, lengths, slots, device):
-    "`Places` for rows of these lengths, the longest first, and how many tokens they are"
+def _places_of(module, lengths, slots, device, spare=0):
+    "`Places` for rows of these lengths, the longest first, and how many tokens they are, with some at the end that belong to no row"
     places, order, at, index, inverse, held = Places(), sorted(lengths, reverse=True), 0, [], [], []
     for n, l in slots:
         here, order = order[:n], order[n:]
@@ -338,6 +313,6 @@ def _places_of(module, lengths, slots, device):
             at += size
     places.slots, places.held = slots, torch.tensor(held, device=device)
     places.masks = [m | (torch.arange(l, device=device) == 0) for m, (n, l) in zip((h.view(n, l) for h, (n, l) in zip(places.held.split([n * l for n, l in slots]), slots)), slots)]
-    places.index, places.inverse, places.real = torch.tensor(index, device=device), torch.tensor(inverse, device=device), torch.ones(at, dtype=torch.bool, device=device)
-    places.far, places.onehot = position_rows(module, [l for _, l in slots], device)
-    return places, at
+    places.index, places.inverse, places.real = torch.tensor(index, device=device), torch.tensor(inverse + [0] * spare, device=device), torch.arange(at + spare, device=device) < at
+    if getattr(module, 'relative_attention', False): places.far, places.onehot = position_rows(module, [l for _, l in slots], device)
+    return places, at + spare

@@ -69,7 +69,7 @@ def fill(
 # %% ../nbs/02h_fast.ipynb #4b53a137
 @dataclass(frozen=True)
 class Costs:
-    "What parts of a step cost, in units of a token outside attention; rounded from the kernels of a DeBERTa-v3-base step on an H100"
+    "What parts of a step cost, roughly, in units of a token outside attention; only the choice of shapes hangs on it"
     inside: float = .1 # of a token's place inside attention
     pair: float = 1 / 900 # of two tokens inside attention
     slot: float = 64. # of one more length
