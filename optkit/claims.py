@@ -12,10 +12,10 @@ __all__ = ['VERDICTS', 'VIEWS', 'WORKLOADS', 'ENOUGH', 'TOP', 'SHAPES', 'STUDIES
            'try_native', 'try_evaluation', 'try_copies', 'try_epoch', 'try_margin', 'try_adapters', 'try_state',
            'training_bytes', 'try_sizes', 'try_rate', 'try_usage', 'epochs_to_reach', 'try_study', 'try_profile',
            'hours_with_compile', 'try_derived', 'new_row', 'add_pass', 'read_ledger', 'check_same_run', 'ledger_path',
-           'results_folder', 'recorded', 'with_record', 'expected_cost', 'works_of', 'best_order', 'climb', 'facts_of',
-           'LostDevice', 'attempt', 'run_plan', 'ready_bench', 'settle', 'bench', 'figures', 'ledger_summary',
-           'agreement', 'ledger_table', 'curve_figure', 'roofline_figure', 'ceilings_figure', 'ledger_page',
-           'ledger_file', 'choose_setting', 'recorded_factors', 'optimize', 'why']
+           'recorded', 'with_record', 'expected_cost', 'works_of', 'best_order', 'climb', 'facts_of', 'LostDevice',
+           'attempt', 'run_plan', 'ready_bench', 'settle', 'bench', 'figures', 'ledger_summary', 'agreement',
+           'ledger_table', 'curve_figure', 'roofline_figure', 'ceilings_figure', 'ledger_page', 'ledger_file',
+           'choose_setting', 'recorded_factors', 'optimize', 'why']
 
 # %% ../nbs/05b_claims.ipynb #171f7882
 import copy, gc, json, math, shlex, shutil, sys, time, traceback, warnings
@@ -40,7 +40,7 @@ from .hardware import Choice, detect, size, tf32_set
 from .hpo import seconds_of
 from .ladder import BASELINE, default_rungs, loss_of, measure_ladder, without_dropout, _planned
 from .precision import choose_format, choose_precision, choose_tf32, import_problem
-from .report import POINT, _drawing, _duration, _gib, _hardware_section, _ladder_section, _note, _number, _reproduce_section, _table, _text, _times, _where, claims_figure, ladder_figure, write_page, _chart, _legend, LINE, MAIN, MUTED, OTHER, claims as claim_table
+from .report import POINT, _drawing, _duration, _gib, _hardware_section, _ladder_section, _note, _number, _reproduce_section, _table, _text, _times, _where, claims_figure, ladder_figure, results_folder, write_page, _chart, _legend, LINE, MAIN, MUTED, OTHER, claims as claim_table
 from .simulator import SyntheticCurves, simulate
 from .storage import silent
 from .strategies import PrunerStrategy
@@ -960,12 +960,6 @@ RECORDED = dict( # id: file without the card, variant, and whether its factor is
     sdpa=('attention-backends', 'efficient, alone, 512', False), flash_attention=('attention-backends', 'flash, alone, 512', False),
     flash_step=('attention-backends', 'flash, whole step, 512', False), length_bucketing=('w1-layouts', 'sorted, 4 x 8, against padded', False), sequence_packing=('w1-layouts', 'packed, 1,024 tokens, against padded', False),
     compile=('demo-ladder', '+ torch.compile', True), zero_grad_none=('demo-ladder', '+ zero_grad to None', True), fused_adamw_step=('demo-ladder', '+ fused AdamW', True))
-
-def results_folder(folder=None) -> Path | None: # None: not found
-    "`bench/results` of the checkout"
-    import optkit
-    roots = [Path.cwd(), *Path.cwd().parents, *Path(optkit.__file__).resolve().parents]
-    return Path(folder) if folder else next((o / 'bench' / 'results' for o in roots if (o / 'bench' / 'results').is_dir()), None)
 
 def recorded(claim_id: str, card: str, folder=None) -> dict | None: # ratio or None, text, file
     "What an earlier chapter recorded about a claim: of the same card, or simulated"

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SAME', 'POINT', 'FILES', 'NA', 'INK', 'MUTED', 'LINE', 'MAIN', 'OTHER', 'BAND', 'CONTROL', 'LABEL_WORDS',
            'SORT_SCRIPT', 'SECTIONS', 'claims', 'verdict', 'load_run', 'ladder_figure', 'row_verdict', 'claims_figure',
-           'study_figure', 'lengths_figure', 'training_figure', 'svg', 'render', 'write_page', 'read_committed']
+           'study_figure', 'lengths_figure', 'training_figure', 'svg', 'render', 'write_page', 'results_folder',
+           'read_committed']
 
 # %% ../nbs/05_report.ipynb #95ef94a8
 import base64, hashlib, io, json, math, os, re
@@ -743,11 +744,15 @@ def write_page(
     return _write(Path(target), _template(title=title, under=under, problem=problem, found=[{'kind': 'list', 'items': found}], sections=built, source=source))
 
 # %% ../nbs/05_report.ipynb #d34ac67e
+def results_folder(folder=None) -> Path | None: # None: not found
+    "`folder`, or `bench/results` of the checkout that holds this notebook or module"
+    roots = [Path.cwd(), *Path.cwd().parents, *Path(optkit.__file__).resolve().parents]
+    return Path(folder) if folder else next((o/'bench'/'results' for o in roots if (o/'bench'/'results').is_dir()), None)
+
 def read_committed(
-    folder=None # of the records; None: `bench/results` of the checkout that holds this notebook or module
+    folder=None # of the records, see `results_folder`
 ) -> pd.DataFrame: # a row a record, as `load_records` gives it; empty where there is no record
     "The measurements that are kept with the project"
-    roots = [Path.cwd(), *Path.cwd().parents, *Path(optkit.__file__).resolve().parents]
-    folder = Path(folder) if folder else next((o/'bench'/'results' for o in roots if (o/'bench'/'results').is_dir()), None)
+    folder = results_folder(folder)
     paths = sorted(folder.glob('*.json')) if folder else []
     return load_records(*paths) if paths else pd.DataFrame(columns=['file', 'variant', 'baseline'])
