@@ -2,14 +2,16 @@
 
     python bench/peers.py                          W1: DeBERTa-v3-base shape; writes bench/results/w1-peers-<card>.json
     python bench/peers.py --shape bert             BERT-base shape; bert-peers-<card>.json
+    python bench/peers.py --start                  seconds to the first update, each in a process of its own, first with nothing kept, then
+                                                   with compiled code kept in a folder; w1-start-<card>.json
     python bench/peers.py --explore                only our own settings against each other, nothing is written
-    python bench/peers.py --small                  a tiny model, to try the script out without a GPU
+    python bench/peers.py --small                  a tiny model, to try the script out without a GPU; writes into a folder of its own
 
 Each peer trains in a thread of its own that stops after every few steps; the comparison lets one of them go
 on at a time. Peers keep their batches grouped by length; ours are exact: each step holds the rows of a plain
 seeded sampler. Rows a step, lengths, optimizer, clipping and dropout are the same for all.
 """
-import argparse, os, sys, tempfile, threading, time
+import argparse, json, os, subprocess, sys, tempfile, threading, time
 from dataclasses import asdict
 
 import numpy as np
@@ -18,7 +20,7 @@ import transformers
 
 from optkit.data import TokenStore, steps
 from optkit.engine import Engine, training_flops
-from optkit.fast import FastEngine
+from optkit.fast import FastEngine, keep_compiled
 from optkit.hardware import detect
 from optkit.precision import choose_precision
 from optkit.timing import Variant, compare, record, save_records
@@ -138,8 +140,8 @@ def warm(name, work, count):
 
 def settings(explore):
     "Our own settings"
-    if not explore: return {'optkit': dict()}
-    return {'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'dynamic': dict(), 'beside': dict(beside=True), 'two shapes': dict(most=2), 'finer': dict(octave=2), 'finer beside': dict(octave=2, beside=True)}
+    if not explore: return {'optkit': dict(), 'optkit, one length an octave': dict(octave=1), 'optkit, lengths in turn': dict(octave=1, beside=False)}
+    return {'as it is': dict(), 'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'two shapes': dict(most=2), 'one length an octave': dict(octave=1), 'in turn': dict(beside=False), 'one an octave in turn': dict(octave=1, beside=False)}
 
 
 def kernels(work, count, top=25):
@@ -156,6 +158,42 @@ def kernels(work, count, top=25):
     for us, calls, key in rows[:top]: print(f'{us / 1e3:9.2f} ms {calls:6} x {key[:110]}', flush=True)
 
 
+def start_once(args):
+    "Seconds to the first update in this process, printed as JSON"
+    begin = time.perf_counter()
+    keep_compiled(args.once)
+    hw = detect()
+    model, store = model_of(args.shape, args.small), rows_of(500 if args.small else 30000, 512 if args.small else 8192, 64 if args.small else 512)
+    ready = time.perf_counter()
+    work = Ours(FastEngine(model, choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32'), max_grad_norm=1., layers=True), store)
+    made = time.perf_counter()
+    work(1)
+    if hw.device == 'cuda': torch.cuda.synchronize()
+    first = time.perf_counter()
+    work(40)
+    if hw.device == 'cuda': torch.cuda.synchronize()
+    many = time.perf_counter()
+    work.engine.reset(lr=1e-5)
+    if hw.device == 'cuda': torch.cuda.synchronize()
+    print(json.dumps(dict(data_and_model_s=ready - begin, engine_s=made - ready, first_step_s=first - made, first_update_s=first - ready, all_shapes_s=many - ready, reset_s=time.perf_counter() - many, note=repr(work.engine))))
+
+
+def start(args):
+    "First updates in processes of their own: cold, then with what was compiled before"
+    with tempfile.TemporaryDirectory() as folder:
+        env, found = {k: v for k, v in os.environ.items() if k not in ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR')}, []
+        for kind in ('cold', 'warm', 'warm'):
+            done = subprocess.run([sys.executable, __file__, '--shape', args.shape, *(['--small'] if args.small else []), '--once', folder], env=env, stdout=subprocess.PIPE, text=True)
+            if done.returncode: sys.exit(f'the {kind} start ended with {done.returncode}')
+            found.append(dict(start=kind, **json.loads(done.stdout.splitlines()[-1])))
+            print(found[-1], flush=True)
+    hw = detect()
+    rows = [dict(variant=f'optkit, {k}', baseline='none', repeats=len(of), seconds={q: float(np.quantile([f['first_update_s'] for f in of], v)) for q, v in (('p20', .2), ('p50', .5), ('p80', .8))})
+            for k in ('cold', 'warm') for of in [[f for f in found if f['start'] == k]]]
+    save_records(f'{args.out}/{args.shape}-start-{hw.card}.json', rows, hw, 'python bench/peers.py --start' + (f' --shape {args.shape}' if args.shape != 'w1' else ''), starts=json.dumps(found),
+                 note='seconds from a model and its data in host memory to the end of the first optimizer step; imports are not counted')
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--shape', choices=('w1', 'bert'), default='w1')
@@ -165,7 +203,13 @@ def main():
     parser.add_argument('--only', default='', help='comma-separated names of variants')
     parser.add_argument('--budget', type=float, default=150., help='seconds of the comparison')
     parser.add_argument('--per-round', type=int, default=8, help='steps of each variant in a round')
+    parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
+    parser.add_argument('--once', help=argparse.SUPPRESS)
+    parser.add_argument('--out', default='bench/results', help='folder of the record')
     args = parser.parse_args()
+    if args.small and args.out == 'bench/results': args.out = tempfile.mkdtemp()
+    if args.once: return start_once(args)
+    if args.start: return start(args)
     hw = detect()
     precision = choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32')
     model = lambda: model_of(args.shape, args.small)
@@ -179,9 +223,9 @@ def main():
     works, builds = {}, {}
     for name, make in makers.items():
         try:
-            start = time.perf_counter()
+            begin = time.perf_counter()
             work = make()
-            made = time.perf_counter() - start
+            made = time.perf_counter() - begin
             print(f'{name}: made in {made:.1f} s', flush=True)
             builds[name] = dict(made_s=made, **warm(name, work, 4 if args.small else 40))
             works[name] = work
@@ -189,6 +233,7 @@ def main():
         except Exception as exc: print(f'{name}: {type(exc).__name__}: {str(exc)[:600]}', flush=True)
     result = compare(*(Variant(n, lambda _, w=w: w(args.per_round)) for n, w in works.items()), budget_s=args.budget, width=.01, device=hw.device, progress=False, usage_s=1.)
     print(result)
+    if 'hf-best' not in works and not args.explore: sys.exit('hf-best could not be made, so there is nothing to compare with')
     tokens = float(store.lengths.mean()) * ROWS * args.per_round
     flops = training_flops(model(), store.lengths) / len(store) * ROWS * args.per_round
     for n in result.names: print(f'{n:28}{ROWS * args.per_round / float(np.median(result.seconds[n])):8.0f} seq/s', flush=True)
@@ -196,15 +241,18 @@ def main():
         for n, w in works.items():
             if isinstance(w, Ours): print(n); kernels(w, 8)
     if args.explore: return
-    rows = []
-    for n in result.names:
-        rows.append(dict(asdict(record(result, n, samples=ROWS * args.per_round, tokens=tokens, flops=flops, peak=(hw.gpu and hw.gpu.peak or {}).get('bf16'), label='exact' if n == 'hf-best' else 'rounding')),
-                         build=builds[n], against={b: asdict(result.ratio(n, b)) for b in result.names if b != n}))
-    name = 'w1-peers' if args.shape == 'w1' else 'bert-peers'
-    if args.small: print('not written: a tiny model'); return
-    save_records(f'bench/results/{name}-{hw.card}.json', rows, hw, 'python bench/peers.py' + (f' --shape {args.shape}' if args.shape != 'w1' else ''), stopped=result.stopped, confidence=result.confidence,
+    kept = lambda n: asdict(record(result, n, samples=ROWS * args.per_round, tokens=tokens, flops=flops, peak=(hw.gpu and hw.gpu.peak or {}).get('bf16'), label='rounding' if n.startswith('optkit') else 'changes training'))
+    rows = [kept(n) | dict(baseline=b, ratio=asdict(result.ratio(n, b)), ratio_before=None) for b in ('hf-best', 'hf-best-compile') if b in works for n in result.names]
+    for name, work in works.items():
+        if not isinstance(work, Ours): continue
+        begin = time.perf_counter()
+        work.engine.reset(lr=1e-5)
+        if hw.device == 'cuda': torch.cuda.synchronize()
+        builds[name]['reset_s'] = time.perf_counter() - begin
+    save_records(f'{args.out}/{args.shape}-peers-{hw.card}.json', rows, hw, 'python bench/peers.py' + (f' --shape {args.shape}' if args.shape != 'w1' else '') + f' --budget {args.budget:g}', builds=json.dumps(builds),
                  workload=f'{"DeBERTa-v3-base" if args.shape == "w1" else "BERT-base"} shape, random start, bf16, {ROWS} rows a step, lognormal lengths 16..512, AdamW, clip 1; seconds are of {args.per_round} steps',
-                 note='peers group batches by length (changes training), ours are exact; build: seconds to make it, from there to the first step, and to 41 steps')
+                 note='peers group batches by length (changes training), ours are exact steps of a plain sampler; builds: seconds to make each, from there to its first step, to 41 steps, and of a reset')
+    print(f'record in {args.out}', builds)
 
 
 if __name__ == '__main__':

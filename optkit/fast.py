@@ -110,7 +110,7 @@ def choose_shapes(
     rows: int, # of a micro-batch: the effective batch, or what fits at once
     most: int = 4, # shapes
     costs: Costs = Costs(),
-    least: int = 32, octave: int = 1, # of `length_ladder`
+    least: int = 32, octave: int = 2, # of `length_ladder`
     draws: int = 96, seed: int = 0
 ) -> Choice: # tuple of `Shape`s
     "Few shapes that hold nearly every step, with the reason"
@@ -388,10 +388,10 @@ class FastEngine(Engine):
     def __init__(self, model, precision, # as of `Engine`
         at_once: int = 64, # rows of a micro-batch at most
         most: int = 4, # shapes for each number of rows
-        least: int = 32, octave: int = 1, # of `length_ladder`
+        least: int = 32, octave: int = 2, # of `length_ladder`
         graphs: bool | None = None, # capture CUDA graphs; None: on a GPU
         layers: bool | None = None, # compile each layer; None: on a GPU
-        beside: bool = False, # attention of different lengths on streams of their own
+        beside: bool = True, # attention of different lengths on streams of their own
         dynamic: bool = True, # compile once for any number of tokens; False: as torch decides
         **kwargs # of `Engine`
     ):
