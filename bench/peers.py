@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from optkit.data import TokenStore, steps
-from optkit.engine import Engine, training_flops
+from optkit.engine import training_flops
 from optkit.fast import FastEngine, keep_compiled
 from optkit.hardware import detect
 from optkit.precision import choose_precision
@@ -140,7 +140,7 @@ def warm(name, work, count):
 
 def settings(explore):
     "Our own settings"
-    if not explore: return {'optkit': dict(), 'optkit, one length an octave': dict(octave=1), 'optkit, lengths in turn': dict(octave=1, beside=False)}
+    if not explore: return {'optkit': dict(), 'optkit, one length an octave in turn': dict(octave=1, beside=False)}
     return {'as it is': dict(), 'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'two shapes': dict(most=2), 'one length an octave': dict(octave=1), 'in turn': dict(beside=False), 'one an octave in turn': dict(octave=1, beside=False)}
 
 
@@ -202,7 +202,7 @@ def main():
     parser.add_argument('--kernels', action='store_true', help='also list the kernels of 8 steps of each of our variants')
     parser.add_argument('--only', default='', help='comma-separated names of variants')
     parser.add_argument('--budget', type=float, default=150., help='seconds of the comparison')
-    parser.add_argument('--per-round', type=int, default=8, help='steps of each variant in a round')
+    parser.add_argument('--per-round', type=int, default=50, help='steps of each variant in a round; peers that group by length repeat their lengths every 50')
     parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
     parser.add_argument('--once', help=argparse.SUPPRESS)
     parser.add_argument('--out', default='bench/results', help='folder of the record')
@@ -217,8 +217,7 @@ def main():
     bf16, wanted = hw.device == 'cuda', [n for n in args.only.split(',') if n]
     makers = {n: (lambda kw=kw: Ours(FastEngine(model(), precision, max_grad_norm=1., **kw), store)) for n, kw in settings(args.explore).items()}
     if not args.explore:
-        makers = {'hf-best': lambda: Peer(model(), store, bf16, False), 'hf-best-compile': lambda: Peer(model(), store, bf16, True, multiple=64), **makers,
-                  'optkit, eager': lambda: Ours(Engine(model(), precision), store.to(hw.device), 'sorted', 8)}
+        makers = {'hf-best': lambda: Peer(model(), store, bf16, False), 'hf-best-compile': lambda: Peer(model(), store, bf16, True, multiple=64), **makers}
     makers = {n: m for n, m in makers.items() if not wanted or n in wanted}
     works, builds = {}, {}
     for name, make in makers.items():
@@ -231,12 +230,12 @@ def main():
             works[name] = work
             if isinstance(work, Ours) and isinstance(work.engine, FastEngine): print(' ', work.engine, *work.engine.shapes_for(store, ROWS), sep='\n    ', flush=True)
         except Exception as exc: print(f'{name}: {type(exc).__name__}: {str(exc)[:600]}', flush=True)
-    result = compare(*(Variant(n, lambda _, w=w: w(args.per_round)) for n, w in works.items()), budget_s=args.budget, width=.01, device=hw.device, progress=False, usage_s=1.)
-    print(result)
+    result = compare(*(Variant(n, lambda _, w=w: w(args.per_round)) for n, w in works.items()), budget_s=args.budget, width=.01, device=hw.device, progress=False)
+    print(result, flush=True)
     if 'hf-best' not in works and not args.explore: sys.exit('hf-best could not be made, so there is nothing to compare with')
     tokens = float(store.lengths.mean()) * ROWS * args.per_round
     flops = training_flops(model(), store.lengths) / len(store) * ROWS * args.per_round
-    for n in result.names: print(f'{n:28}{ROWS * args.per_round / float(np.median(result.seconds[n])):8.0f} seq/s', flush=True)
+    for n in result.names: print(f'{n:40}{ROWS * args.per_round / float(np.median(result.seconds[n])):8.0f} seq/s', flush=True)
     if args.kernels and hw.device == 'cuda':
         for n, w in works.items():
             if isinstance(w, Ours): print(n); kernels(w, 8)

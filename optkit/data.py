@@ -941,7 +941,8 @@ class Loader:
         start: str | None = None, # how they are started: 'fork', 'spawn' or 'forkserver'; None: the system's default
         persistent: bool = True, # keep workers for the next epoch
         prefetch: int = 2, # steps ahead, of each worker or of this process
-        pin: bool = True # pinned memory, for a GPU
+        pin: bool = True, # pinned memory, for a GPU
+        patience: float = 60. # seconds that a step from the workers may take; then batches are gathered in this process
     ):
         workers, prefetch, ways = _whole('workers', workers, 0), _whole('prefetch', prefetch, 1), multiprocessing.get_all_start_methods()
         if start not in (None, *ways): raise ValueError(f"start {start!r}: expected one of {', '.join(ways)}, or None")
@@ -952,7 +953,7 @@ class Loader:
         if workers and here != 'cpu': self.reason = f'the store is on {here}, where batches are gathered without workers'
         if workers and not self.reason:
             self.loader = torch.utils.data.DataLoader(_Gathered(store), batch_size=None, sampler=self.plan, num_workers=workers, multiprocessing_context=start,
-                                                      persistent_workers=persistent, prefetch_factor=prefetch, pin_memory=self.pin)
+                                                      persistent_workers=persistent, prefetch_factor=prefetch, pin_memory=self.pin, timeout=patience)
         self.stream = torch.cuda.Stream(self.device) if self.device.type == 'cuda' and here == 'cpu' else None
 
     @property

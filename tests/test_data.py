@@ -1132,6 +1132,16 @@ def test_a_worker_that_dies_costs_no_step_and_gives_a_reason(monkeypatch):
     assert found == expected(store, plan) and loader.workers == 0 and 'workers failed' in loader.reason
 
 
+def test_workers_that_hang_are_given_up(monkeypatch):
+    "As forked workers do when they inherit a lock that a thread of their parent held"
+    store, real, parent = store_of([5] * 24), data_module.gather, os.getpid()
+    plan = list(steps(store, np.arange(24), 4))
+    monkeypatch.setattr(data_module, 'gather', lambda store, micro: real(store, micro) if os.getpid() == parent else time.sleep(600))
+    loader = Loader(store, workers=1, start='fork', patience=1.)
+    with pytest.warns(UserWarning, match='timed out'): assert content(loader(plan)) == expected(store, plan)
+    assert loader.workers == 0
+
+
 SCRIPT = """
 import numpy as np, sys
 from optkit.data import *

@@ -449,6 +449,28 @@ def test_fast_and_compile_contradict():
     with pytest.raises(ValueError, match='fast compiles'): TrainConfig(fast=True, compile='default')
 
 
+def test_the_trial_of_places_does_not_hang_on_tf32(monkeypatch):
+    "Other code in the process may have switched TF32 on, whose rounding is larger than what the trial allows"
+    seen, before = [], torch.get_float32_matmul_precision()
+    call = PlacedPacking.__call__
+    monkeypatch.setattr(PlacedPacking, '__call__', lambda *a: (seen.append(torch.get_float32_matmul_precision()), call(*a))[1])
+    torch.set_float32_matmul_precision('high')
+    try:
+        fast = Fast(example_model(dropout=0.), FP32)
+        fast.call_for(STORE)
+        assert seen == ['highest'] and torch.get_float32_matmul_precision() == 'high' and not fast.notes
+    finally: torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='captures need a GPU')
+def test_padded_rows_are_captured_too(monkeypatch):
+    "DeBERTa's functions of TorchScript are optimised in their third run, which must not be the capture"
+    monkeypatch.setattr('optkit.fast.places_problem', lambda *a: 'a planted problem')
+    fast, plain = (kind(model_of('deberta'), FP32) for kind in (Fast, Engine))
+    np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)
+    assert fast.graphs and fast.notes == ['rows are padded: a planted problem']
+
+
 def test_adapters():
     from peft import LoraConfig, get_peft_model
     def adapted():
