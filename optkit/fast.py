@@ -290,6 +290,10 @@ def masked_loss(
     return -(((1 - smoothing) * hit + smoothing * spread) * held.flatten()).sum()
 
 # %% ../nbs/02h_fast.ipynb #c3eb7e91
+def _part(array, at, p):
+    "A tensor like `p` on the memory of `array`; no view, whose base the compiler would look at for each weight"
+    return array.new_empty(0).set_(array.untyped_storage(), at, p.shape, torch.empty(p.shape, device='meta').stride())
+
 class FlatAdamW(torch.optim.AdamW):
     "AdamW over arrays that hold all weights of a group; learning rate, clipping and the count of steps are on the device"
     def __init__(self, groups):
@@ -310,7 +314,7 @@ class FlatAdamW(torch.optim.AdamW):
         self.flat.append(arrays)
         at = 0
         for p in params:
-            window = {n: a[at:at + p.numel()].view(p.shape) for n, a in arrays.items()}
+            window = {n: _part(a, at, p) for n, a in arrays.items()}
             window['p'].copy_(p.detach())
             p.data, p.grad, at = window['p'], window['g'], at + p.numel()
             self.state[p] = dict(step=self.steps[len(self.flat) - 1], exp_avg=window['m'], exp_avg_sq=window['v'])
@@ -341,7 +345,7 @@ def attach(self: FlatAdamW):
     for group, flat in zip(self.param_groups, self.flat):
         at = 0
         for p in group['params']:
-            if p.grad is None or p.grad.data_ptr() != flat['g'].data_ptr() + at * flat['g'].element_size(): p.grad = flat['g'][at:at + p.numel()].view(p.shape)
+            if p.grad is None or p.grad.data_ptr() != flat['g'].data_ptr() + at * flat['g'].element_size(): p.grad = _part(flat['g'], at, p)
             at += p.numel()
 
 @patch
