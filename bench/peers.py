@@ -202,6 +202,7 @@ def main():
     parser.add_argument('--kernels', action='store_true', help='also list the kernels of 8 steps of each of our variants')
     parser.add_argument('--only', default='', help='comma-separated names of variants')
     parser.add_argument('--budget', type=float, default=150., help='seconds of the comparison')
+    parser.add_argument('--limit', type=float, default=float('inf'), help='seconds of all: what building takes longer, the comparison gets less')
     parser.add_argument('--per-round', type=int, default=50, help='steps of each variant in a round; peers that group by length repeat their lengths every 50')
     parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
     parser.add_argument('--once', help=argparse.SUPPRESS)
@@ -210,7 +211,7 @@ def main():
     if args.small and args.out == 'bench/results': args.out = tempfile.mkdtemp()
     if args.once: return start_once(args)
     if args.start: return start(args)
-    hw = detect()
+    hw, began = detect(), time.perf_counter()
     precision = choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32')
     model = lambda: model_of(args.shape, args.small)
     store = rows_of(500 if args.small else 30000, 512 if args.small else 8192, 64 if args.small else 512)
@@ -230,7 +231,13 @@ def main():
             works[name] = work
             if isinstance(work, Ours) and isinstance(work.engine, FastEngine): print(' ', work.engine, *work.engine.shapes_for(store, ROWS), sep='\n    ', flush=True)
         except Exception as exc: print(f'{name}: {type(exc).__name__}: {str(exc)[:600]}', flush=True)
-    result = compare(*(Variant(n, lambda _, w=w: w(args.per_round)) for n, w in works.items()), budget_s=args.budget, width=.01, device=hw.device, progress=False)
+    once = time.perf_counter()
+    for w in works.values(): w(args.per_round) # what a round takes; it warms up too
+    if hw.device == 'cuda': torch.cuda.synchronize()
+    once = time.perf_counter() - once
+    budget = min(args.budget, args.limit - (time.perf_counter() - began) - once - 15)
+    print(f'a round takes {once:.1f} s, {budget:.0f} s of rounds', flush=True)
+    result = compare(*(Variant(n, lambda _, w=w: w(args.per_round)) for n, w in works.items()), burn_in=0, budget_s=max(budget, once), width=.01, device=hw.device, progress=False)
     print(result, flush=True)
     if 'hf-best' not in works and not args.explore: sys.exit('hf-best could not be made, so there is nothing to compare with')
     tokens = float(store.lengths.mean()) * ROWS * args.per_round
