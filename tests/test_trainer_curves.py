@@ -11,22 +11,22 @@ import torch.nn.functional as F
 from optkit import engine as engine_module
 from optkit.data import Step, batch_of, example_table, sample_order, table_from, tokenise, word_tokenizer
 from optkit.engine import Engine, example_model
-from optkit.hardware import hardware_with
+from optkit.hardware import detect, hardware_with
 from optkit.trainer import TrainConfig, Trainer, lr_factor, make_engine
 
 torch.set_num_threads(1)
-HERE, STEPS, WINDOW, SEEDS = hardware_with(None), 300, 30, 3
+HERE, STEPS, WINDOW, SEEDS = detect() if torch.cuda.is_available() else hardware_with(None), 300, 30, 3
 ROWS = np.arange(300) # 19 steps an epoch, the last with 12 rows
 CONFIG = TrainConfig(epochs=16, lr=6e-4, effective_batch=16, physical_batch=5, precision='fp32', warmup=.1, weight_decay=.1, read_every=50)
 
 
 @pytest.fixture(scope='module')
-def store(): return tokenise(example_table(300, median=9), word_tokenizer(), 24, progress=False)
+def store(): return tokenise(example_table(300, median=9), word_tokenizer(), 24, progress=False).to(HERE.device)
 
 
 def plain_curve(store, seed):
     "The loop with torch alone: padded batches in a random order, dropout"
-    model, losses, total = example_model(), [], 16 * 19
+    model, losses, total = example_model().to(HERE.device), [], 16 * 19
     optimizer = torch.optim.AdamW([dict(params=[p for p in model.parameters() if p.ndim > 1], weight_decay=.1), dict(params=[p for p in model.parameters() if p.ndim < 2], weight_decay=0.)], lr=1., fused=True)
     torch.manual_seed(1000 + seed)
     for epoch in range(1, 17):
@@ -40,7 +40,7 @@ def plain_curve(store, seed):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
             optimizer.step()
             losses.append(loss.detach())
-    return torch.stack(losses)[:STEPS].numpy()
+    return torch.stack(losses)[:STEPS].cpu().numpy()
 
 
 def our_curve(store, seed, layout='sorted', dropout=.1, **changes):
@@ -49,7 +49,7 @@ def our_curve(store, seed, layout='sorted', dropout=.1, **changes):
     real = engine.step
     engine.step = lambda *a: (losses.append(real(*a)), losses[-1])[1]
     Trainer(engine, store, config).refit(ROWS)
-    return torch.stack(losses)[:STEPS].numpy()
+    return torch.stack(losses)[:STEPS].cpu().numpy()
 
 
 def windows(curves): return np.stack(curves).reshape(len(curves), -1, WINDOW).mean(2) # [seeds, windows]
