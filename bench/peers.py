@@ -138,10 +138,10 @@ def warm(name, work, count):
     return dict(first_s=first, total_s=total)
 
 
-def settings(explore):
+def settings(explore, shape):
     "Our own settings"
-    if not explore: return {'optkit': dict(), 'optkit, one length an octave in turn': dict(octave=1, beside=False)}
-    return {'as it is': dict(), 'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'two shapes': dict(most=2), 'one length an octave': dict(octave=1), 'in turn': dict(beside=False), 'one an octave in turn': dict(octave=1, beside=False)}
+    if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {'optkit, one length an octave in turn': dict(octave=1, beside=False)})}
+    return {'as it is': dict(), 'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'two shapes': dict(most=2), 'one length an octave': dict(octave=1), 'in turn': dict(beside=False), 'in places': dict(end_to_end=False), 'one an octave in turn': dict(octave=1, beside=False)}
 
 
 def kernels(work, count, top=25):
@@ -216,7 +216,7 @@ def main():
     model = lambda: model_of(args.shape, args.small)
     store = rows_of(500 if args.small else 30000, 512 if args.small else 8192, 64 if args.small else 512)
     bf16, wanted = hw.device == 'cuda', [n for n in args.only.split(',') if n]
-    makers = {n: (lambda kw=kw: Ours(FastEngine(model(), precision, max_grad_norm=1., **kw), store)) for n, kw in settings(args.explore).items()}
+    makers = {n: (lambda kw=kw: Ours(FastEngine(model(), precision, max_grad_norm=1., **kw), store)) for n, kw in settings(args.explore, args.shape).items()}
     if not args.explore:
         makers = {'hf-best': lambda: Peer(model(), store, bf16, False), 'hf-best-compile': lambda: Peer(model(), store, bf16, True, multiple=64), **makers}
     makers = {n: m for n, m in makers.items() if not wanted or n in wanted}

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Shape', 'length_ladder', 'fill', 'Costs', 'cut', 'choose_shapes', 'PlacedPacking', 'StaticBatch', 'masked_loss',
-           'FlatAdamW', 'fast_problem', 'padded_shapes', 'FastEngine', 'places_problem', 'keep_compiled']
+           'FlatAdamW', 'fast_problem', 'end_to_end_problem', 'padded_shapes', 'FastEngine', 'places_problem',
+           'keep_compiled']
 
 # %% ../nbs/02h_fast.ipynb #fd0b6fc1
 import gc, math, os, time, traceback, weakref
@@ -111,9 +112,11 @@ def choose_shapes(
     most: int = 4, # shapes
     costs: Costs = Costs(),
     least: int = 32, octave: int = 2, # of `length_ladder`
+    places: bool = True, # whether rows have places inside attention; they cost nothing where they do not
     draws: int = 96, seed: int = 0
 ) -> Choice: # tuple of `Shape`s
     "Few shapes that hold nearly every step, with the reason"
+    if not places: least, costs = 1 << 30, replace(costs, inside=0., pair=0., slot=0.)
     rng, lengths, ladder = np.random.default_rng(seed), np.asarray(lengths), length_ladder(int(np.max(lengths)), least, octave)
     drawn = np.stack([rng.choice(lengths, rows, replace=len(lengths) < rows) for _ in range(draws)])
     drawn = drawn[np.argsort(drawn.sum(1), kind='stable')]
@@ -130,7 +133,8 @@ def choose_shapes(
     best = min(found, key=lambda s: (found[s][0] * (1 + .01 * len(s)), len(s))) # one more shape has to earn what building it costs
     cost, micro, cuts = found[best]
     count = lambda what: sum(getattr(s, what) for c in cuts for s, _ in c) / drawn[::2].sum()
-    return Choice(best, f'{rows} rows a step in {micro:.2f} micro-batches of {len(best)} shapes: {count("outside"):.2f} tokens outside and {count("padded"):.2f} inside attention for each real one')
+    inside = f'outside and {count("padded"):.2f} inside attention' if places else 'computed'
+    return Choice(best, f'{rows} rows a step in {micro:.2f} micro-batches of {len(best)} shapes: {count("outside"):.2f} tokens {inside} for each real one')
 
 # %% ../nbs/02h_fast.ipynb #095ef0cb
 _with_places = lru_cache(maxsize=None)(in_places)
@@ -139,7 +143,7 @@ class PlacedPacking(Packing):
     "Calls a model on rows in places as if each came alone"
     def __init__(self, model, store_task: str):
         super().__init__(model, False)
-        self.places, self.modules = Places(), [m for m in self.base.modules() if attention_kind(m)]
+        self.places, self.modules, self.end_to_end = Places(), [m for m in self.base.modules() if attention_kind(m)], False
         others = [type(m).__name__ for m in self.base.modules() if type(m).__name__.endswith('Attention') and not attention_kind(m) and not any(attention_kind(c) for c in m.modules())]
         if not self.modules or others: raise InputError(f'{type(model).__name__} has attention that cannot be given places ({", ".join(sorted(set(others))) or "none was found"})')
         self.kinds, self.known = {attention_kind(m) for m in self.modules}, {}
@@ -169,6 +173,7 @@ def set_places(self: PlacedPacking, shape: Shape, inputs: dict):
     p.held = torch.cat([h.flatten() for h in held])
     seen = [torch.arange(l, device=device) < inputs['lengths'][a:a + n, None].clamp(min=1) for (n, l), a in zip(shape.slots, ends)] # an empty place sees its first token: no row of a softmax is empty
     p.masks = seen
+    p.ends, p.longest = (F.pad(inputs['lengths'].cumsum(0), (1, 0)).int(), shape.slots[0][1]) if self.end_to_end else (None, None)
     p.use()
     if self.relative is not None:
         if shape.slots not in self.known: self.known[shape.slots] = position_rows(self.relative, [l for _, l in shape.slots], device)
@@ -377,6 +382,18 @@ def fast_problem(
         if bad: return why
     return ''
 
+def end_to_end_problem(
+    kinds: set, # of attention, see `attention_kind`
+    device: str, capability: tuple[int, int] | None, # of the GPU
+    compute: str, # format
+    depth: int # of a head
+) -> str: # '': none
+    "Why rows need places inside attention, and cannot be taken end to end by flash attention"
+    for bad, why in ((kinds != {'bert'}, 'products with positions need places'), (device != 'cuda', f'flash attention needs a GPU, the device is {device}'), (compute not in ('bf16', 'fp16'), f'flash attention computes in 16 bits, not in {compute}'),
+                     (capability is not None and capability < (8, 0), f'flash attention needs capability 8.0, this GPU has {".".join(map(str, capability or ()))}'), (depth > 256 or depth % 8, f'flash attention takes heads of up to 256 in steps of 8, these have {depth}')):
+        if bad: return why
+    return ''
+
 def padded_shapes(
     lengths: np.ndarray, # tokens of each row of the data
     rows: int, # of a micro-batch at most
@@ -396,12 +413,13 @@ class FastEngine(Engine):
         graphs: bool | None = None, # capture CUDA graphs; None: on a GPU
         layers: bool | None = None, # compile each layer; None: on a GPU
         beside: bool = True, # attention of different lengths on streams of their own
+        end_to_end: bool = True, # attention without places where flash attention can do that, see `end_to_end_problem`
         dynamic: bool = True, # compile once for any number of tokens; False: as torch decides
         **kwargs # of `Engine`
     ):
         super().__init__(model, precision, **kwargs)
         cuda = self.device.type == 'cuda'
-        self.at_once, self.most, self.ladder, self.dynamic, self.beside = at_once, most, dict(least=least, octave=octave), dynamic, beside
+        self.at_once, self.most, self.ladder, self.dynamic, self.beside, self.end_to_end = at_once, most, dict(least=least, octave=octave), dynamic, beside, end_to_end
         self.graphs, self.layers = cuda if graphs is None else graphs, cuda if layers is None else layers
         if self.graphs and not cuda: raise InputError(f'CUDA graphs need a GPU, the device is {self.device.type}; leave graphs out')
         self.reason = fast_problem(self.kind, self.scaler is not None, self.ranks is not None, kwargs.get('checkpointing', 'off'), not hasattr(self, 'start'), {p.dtype for _, p in self._trained()})
@@ -545,7 +563,7 @@ def _build(self: FastEngine, shape, store, call, placed, weight):
 # %% ../nbs/02h_fast.ipynb #5b1998d9
 @torch.no_grad()
 @tf32_set(False) # its rounding would hide, or look like, a difference
-def places_problem(engine, call: PlacedPacking, store: TokenStore) -> str: # '': none
+def places_problem(engine, call: PlacedPacking, store: TokenStore, exact: bool = True) -> str: # '': none
     "What is wrong when three rows go through the model in places"
     trial, training = replace(_trial_rows(engine.model.config, store.max_length, 'classification'), targets=None).to(engine.device), engine.model.training
     longest = length_ladder(trial.longest)[-1]
@@ -554,14 +572,14 @@ def places_problem(engine, call: PlacedPacking, store: TokenStore) -> str: # '':
     static.put(trial, [np.array([1]), np.array([0, 2])], 1.)
     engine.model.eval()
     try:
-        plain = engine.model(**batch_of(trial, [1, 0, 2], trial.longest)[0]).logits.float()
-        with call.switched():
+        with nullcontext() if exact else engine.precision.autocast(): plain = engine.model(**batch_of(trial, [1, 0, 2], trial.longest)[0]).logits.float()
+        with call.switched(), nullcontext() if exact else engine.precision.autocast():
             inputs = static.inputs()
             call.set_places(shape, inputs)
             found = call(inputs).float()[[0, 2, 3]]
     finally: call.places.on = False; engine.model.train(training)
     off = (found - plain).abs().max().item() / max(plain.abs().max().item(), 1e-6)
-    return '' if off < (1e-4 if next(engine.model.parameters()).dtype == torch.float32 else 3e-2) else f'logits of rows in places differ from those of a padded batch by {off:.1g} of their size'
+    return '' if off < (1e-4 if exact and next(engine.model.parameters()).dtype == torch.float32 else 3e-2) else f'logits of rows in places differ from those of a padded batch by {off:.1g} of their size'
 
 @patch
 def call_for(self: FastEngine, store: TokenStore):
@@ -579,8 +597,22 @@ def call_for(self: FastEngine, store: TokenStore):
                 if is_out_of_memory(exc): raise
                 problem = f'{type(exc).__name__}: {(str(exc).splitlines() or [""])[0][:160]}'
         if problem: call = self.model; self.notes.append(f'rows are padded: {problem}')
+        elif call is not self.model: self._try_end_to_end(call, store)
         self.calls[key] = call
     return self.calls[key]
+
+# %% ../nbs/02h_fast.ipynb #5b1998da
+@patch
+def _try_end_to_end(self: FastEngine, call, store):
+    "Let attention take rows end to end where it can, after a trial in the format of the steps"
+    call.why_places = end_to_end_problem(call.kinds, self.device.type, torch.cuda.get_device_capability(self.device) if self.device.type == 'cuda' else None, self.precision.compute.value, call.modules[0].attention_head_size)
+    if call.why_places or not self.end_to_end: return
+    call.end_to_end = True
+    try: problem = places_problem(self, call, store, exact=False)
+    except (RuntimeError, TypeError, ValueError) as exc: # a build of torch without the kernel, or with another one
+        if is_out_of_memory(exc): raise
+        problem = f'{type(exc).__name__}: {(str(exc).splitlines() or [""])[0][:160]}'
+    if problem: call.end_to_end, call.why_places = False, problem; self.notes.append(f'rows go into places: {problem}')
 
 # %% ../nbs/02h_fast.ipynb #e395c113
 @patch
@@ -591,7 +623,8 @@ def shapes_for(self: FastEngine, store: TokenStore, rows: int) -> tuple[Shape, .
     key = min(wider, key=lambda k: k[1]) if wider else ((store.task, store.max_length), per)
     if key not in self.known:
         placed = isinstance(self.call_for(store), PlacedPacking)
-        self.known[key] = choose_shapes(store.lengths, per, self.most, **self.ladder) if placed else padded_shapes(store.lengths, per)
+        whole = placed and self.call_for(store).end_to_end
+        self.known[key] = choose_shapes(store.lengths, per, self.most, **self.ladder, places=not whole) if placed else padded_shapes(store.lengths, per)
     return self.known[key].value
 
 # %% ../nbs/02h_fast.ipynb #5da389cb

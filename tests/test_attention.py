@@ -108,6 +108,52 @@ def test_a_layer_is_one_graph_to_the_compiler():
     assert not attention._KEPT
 
 
+def shares(q, k, ends, factor):
+    "(start, end, softmax [heads, l, l]) of each row that has tokens"
+    for a, b in zip(ends.tolist(), ends.tolist()[1:]):
+        if b > a: yield a, b, (q[a:b].transpose(0, 1) @ k[a:b].permute(1, 2, 0) * factor).softmax(-1)
+
+def plain_flash(q, k, v, ends, longest, dropout, factor):
+    "What torch's kernel does, row by row; where no row is nothing is written"
+    out = torch.full_like(q, float('nan'))
+    for a, b, share in shares(q, k, ends, factor):
+        assert b - a <= longest
+        out[a:b] = (share @ v[a:b].transpose(0, 1)).transpose(0, 1)
+    return out, ()
+
+def plain_flash_back(grad, q, k, v, out, kept, ends, longest, dropout, factor):
+    dq, dk, dv = (torch.full_like(q, float('nan')) for _ in range(3))
+    for a, b, share in shares(q, k, ends, factor):
+        g, keys, queries = (t[a:b].transpose(0, 1) for t in (grad, k, q))
+        along = g @ v[a:b].permute(1, 2, 0)
+        pairs = share * (along - (along * share).sum(-1, keepdim=True)) * factor
+        for to, value in ((dq, pairs @ keys), (dk, pairs.transpose(1, 2) @ queries), (dv, share.transpose(1, 2) @ g)): to[a:b] = value.transpose(0, 1)
+    return dq, dk, dv
+
+def without_a_gpu(monkeypatch):
+    monkeypatch.setattr(attention, '_flash', plain_flash)
+    monkeypatch.setattr(attention, '_flash_back', plain_flash_back)
+    monkeypatch.setattr(attention, 'HALF', (torch.float32, torch.float64))
+
+
+@pytest.mark.parametrize('lengths', [[20, 11, 7, 3], [9], [16, 16]])
+def test_rows_end_to_end_are_those_in_places(monkeypatch, lengths):
+    "Outputs and gradients; tokens that belong to no row get 0, whatever the kernel leaves there"
+    module = module_of(relative_attention=False)
+    found = []
+    for whole in (False, True):
+        places, tokens = _places_of(module, lengths, ((1, 32), (4, 16)), 'cpu', spare=3, whole=whole)
+        if whole: without_a_gpu(monkeypatch)
+        places.use()
+        torch.manual_seed(0)
+        hidden, sent = torch.randn(tokens, 12, dtype=torch.float64, requires_grad=True), torch.randn(tokens, 12, dtype=torch.float64)
+        qkv = torch.cat([module.query_proj(hidden), module.key_proj(hidden), module.value_proj(hidden)], -1)
+        out = attend_in_places(qkv, 2, .3)
+        found.append([out * places.real[:, None], *torch.autograd.grad((out * sent * places.real[:, None]).sum(), [hidden, *module.parameters()], allow_unused=True)])
+        if whole: assert not out[~places.real].any() and not found[-1][1][~places.real].any() and not attention._KEPT
+    for a, b in zip(*found): assert (a is b is None) or torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
 def test_kinds():
     bert = tf.BertModel(tf.BertConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, vocab_size=9))
     found = {attention_kind(m) for m in bert.modules()}

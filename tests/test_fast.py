@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from optkit.data import Table, steps, tokenise, word_tokenizer
 from optkit.engine import Engine, example_model, with_labels
-from optkit.fast import Costs, FastEngine, FlatAdamW, PlacedPacking, Shape, choose_shapes, cut, fast_problem, fill, length_ladder, padded_shapes
+from optkit.fast import Costs, FastEngine, FlatAdamW, PlacedPacking, Shape, choose_shapes, cut, end_to_end_problem, fast_problem, fill, length_ladder, padded_shapes
 from optkit.hardware import detect, hardware_with
 from optkit.precision import choose_precision
 
@@ -125,6 +125,49 @@ def test_steps_equal_those_of_the_plain_engine(name):
     assert isinstance(fast.call_for(STORE), PlacedPacking) == (name in PLACED), fast.notes
     np.testing.assert_allclose(a, b, rtol=2e-5)
     same_weights(plain.model, fast.model)
+
+
+@pytest.mark.parametrize('name', ['bert', 'electra'])
+def test_rows_end_to_end_equal_the_plain_engine(name, monkeypatch):
+    "With the kernel written out, since there is no GPU; training and evaluation"
+    if torch.cuda.is_available(): pytest.skip('the next test runs the kernel itself')
+    from test_attention import without_a_gpu
+    without_a_gpu(monkeypatch)
+    monkeypatch.setattr('optkit.fast.end_to_end_problem', lambda *a: '')
+    plain, fast = Engine(model_of(name), FP32), Fast(model_of(name), FP32, at_once=8)
+    fast.forward_in_places = True
+    np.testing.assert_allclose(losses(plain, lr=1e-3), losses(fast, lr=1e-3), rtol=2e-5)
+    assert fast.call_for(STORE).end_to_end and not fast.notes and all(len(s.slots) == 1 for s in fast.shapes_for(STORE, 8))
+    np.testing.assert_allclose(plain.predict(STORE, np.arange(20)), fast.predict(STORE, np.arange(20)), atol=2e-4)
+    assert any(len(k) == 3 for k in fast.built)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='flash attention needs a GPU')
+def test_rows_end_to_end_on_a_gpu():
+    plain, fast = Engine(model_of('bert'), BF16), Fast(model_of('bert'), BF16)
+    np.testing.assert_allclose(losses(plain, lr=1e-3), losses(fast, lr=1e-3), atol=.02)
+    assert fast.call_for(STORE).end_to_end and fast.graphs and not fast.notes
+    np.testing.assert_allclose(plain.predict(STORE, np.arange(20)), fast.predict(STORE, np.arange(20)), atol=.1)
+
+
+def test_a_kernel_that_is_missing_or_wrong_leaves_rows_in_places(monkeypatch):
+    from optkit import attention
+    if torch.cuda.is_available(): pytest.skip('made for a machine without the kernel')
+    monkeypatch.setattr('optkit.fast.end_to_end_problem', lambda *a: '')
+    monkeypatch.setattr(attention, 'HALF', (torch.float32,))
+    missing = Fast(model_of('bert'), FP32)
+    assert isinstance(missing.call_for(STORE), PlacedPacking) and not missing.call_for(STORE).end_to_end and 'rows go into places: ' in missing.notes[0]
+    monkeypatch.setattr(attention, '_flash', lambda q, k, v, *a: (v.clone(), ()))
+    wrong = Fast(model_of('bert'), FP32)
+    assert not wrong.call_for(STORE).end_to_end and 'differ' in wrong.notes[0]
+    np.testing.assert_allclose(losses(Engine(model_of('bert'), FP32)), losses(wrong), rtol=2e-5)
+
+
+def test_why_rows_need_places():
+    good = dict(kinds={'bert'}, device='cuda', capability=(8, 6), compute='bf16', depth=64)
+    assert end_to_end_problem(**good) == ''
+    for change, said in ((dict(kinds={'deberta'}), 'positions'), (dict(device='cpu', capability=None), 'the device is cpu'), (dict(compute='fp32'), 'not in fp32'), (dict(capability=(7, 5)), 'this GPU has 7.5'), (dict(depth=12), 'these have 12')):
+        assert said in end_to_end_problem(**good | change)
 
 
 def test_places_that_are_wrong_are_seen():
