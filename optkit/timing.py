@@ -6,7 +6,7 @@
 __all__ = ['SHORTEST', 'LABELS', 'write_json', 'read_json', 'commit', 'provenance', 'Ratio', 'sign_rank', 'median_ratio', 'looks',
            'Variant', 'Comparison', 'synchroniser', 'settled', 'order', 'Reading', 'disturbance', 'Watch', 'Usage',
            'kernel_use', 'profiled', 'measure_usage', 'compare', 'SimulatedClock', 'Record', 'mfu', 'quantiles',
-           'record', 'save_records', 'load_records', 'ratio_between']
+           'record', 'save_records', 'load_records', 'ratio_between', 'time_left', 'seconds_for', 'recorded']
 
 # %% ../nbs/00a_timing.ipynb #42a8b475
 import dataclasses, gc, json, math, os, re, shlex, subprocess, sys, tempfile, time, warnings
@@ -599,3 +599,23 @@ def ratio_between(table,               # of `load_records`
     if a.baseline != b.baseline: raise ValueError(f'{variant} was compared with {a.baseline}, {baseline} with {b.baseline}: not the same work')
     if pd.isna(a.get('seconds_p50')) or pd.isna(b.get('seconds_p50')): raise ValueError(f'no seconds are recorded for {variant} and {baseline}')
     return float(b.seconds_p50 / a.seconds_p50)
+
+# %% ../nbs/00a_timing.ipynb #9011b2b1
+def time_left():
+    "Seconds until the moment in the variable OPTKIT_UNTIL (seconds since 1970), which `tools/run_notebooks.py --limit` sets; endless without it"
+    return float(os.environ.get('OPTKIT_UNTIL', 'inf')) - time.time()
+
+
+def seconds_for(wanted,      # that would be good
+                reserve=10.): # for what comes after
+    "A budget that ends in time, at least one second"
+    return max(1., min(wanted, time_left() - reserve))
+
+
+def recorded(path, hardware):
+    "What `save_records` wrote to `path`, where OPTKIT_RESUME is set (by `tools/run_notebooks.py --resume`) and it is of this card, commit and these versions; else None"
+    if not os.environ.get('OPTKIT_RESUME') or not Path(path).is_file(): return None
+    old, now = read_json(path), provenance(hardware)
+    other = [f'{k} {old["provenance"].get(k)}, now {now[k]}' for k in ('gpu', 'driver', 'torch', 'cuda', 'transformers', 'commit') if old['provenance'].get(k) != now[k]]
+    print(f'{Path(path).name}: ' + (f'measured anew ({"; ".join(other)})' if other else f'{len(old["rows"])} rows are there'))
+    return None if other else old

@@ -1,22 +1,26 @@
 """Run notebooks from top to bottom and store their outputs.
 
-    python tools/run_notebooks.py [--flags "slow cuda"] [--plain] [NAME ...]
+    python tools/run_notebooks.py [--flags "slow cuda"] [--plain [--limit SECONDS] [--resume] [--cells "ID ID"]] [NAME ...]
 
 Cells flagged slow, cuda or bench (`tst_flags` in settings.ini) keep the outputs they have, unless
 --flags names their flag. What goes to stderr (progress bars, warnings) is not stored. NAME is a
 notebook or the beginning of its name: `02`, `02_batch_finder`, `nbs/02_batch_finder.ipynb`.
 
 --plain is for a GPU machine that has neither Jupyter nor nbdev: the cells run one after the other in
-plain Python, print what they print, and nothing is stored but what they write themselves.
---cells "ID ID" takes only these of the cells with a flag.
+plain Python, print what they print, and nothing is stored but what they write themselves. A cell that
+fails does not end the run: its error is shown, the cells after it are tried, and the exit status is 1.
+--cells "ID ID" takes only these of the cells with a flag. --limit SECONDS ends all within that time: the
+cells ask `timing.time_left`, a flagged cell for which nothing is left is not begun, and what hangs is
+ended with a traceback. --resume leaves out what a record of before already holds.
 """
-import argparse, json, linecache, os, re, sys, time, types
+import argparse, faulthandler, json, linecache, os, re, sys, time, traceback, types
 from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDGET = 'application/vnd.jupyter.widget-view+json'
 WARN_BYTES = 1_000_000
+LEAST, GRACE = 5, 20 # seconds: that a flagged cell is begun for, and that it may overrun
 
 
 def find(names=()):
@@ -89,10 +93,10 @@ def run(path, skip):
 
 
 def plain(path, skip, chosen):
-    "Run the cells of the notebook at `path` in this process, in a namespace of its own, and store nothing"
+    "Run the cells of the notebook at `path` in this process, in a namespace of its own, and store nothing; the cells that failed or were not begun"
     import matplotlib
     matplotlib.use('Agg')
-    start, sys.modules['__main__'] = time.time(), types.ModuleType('__main__') # what looks names up in the main module (pickle, the compiler) finds the cells' names
+    start, missed, sys.modules['__main__'] = time.time(), [], types.ModuleType('__main__') # what looks names up in the main module (pickle, the compiler) finds the cells' names
     names = sys.modules['__main__'].__dict__
     names['display'] = print
     os.chdir(path.parent)
@@ -100,12 +104,27 @@ def plain(path, skip, chosen):
         source = ''.join(cell['source'])
         flags = set(re.findall(r'^#\|\s*(\w+)', source, re.M))
         if cell['cell_type'] != 'code' or flags & skip or 'eval' in flags: continue
-        if chosen and flags & tst_flags() and cell['id'] not in chosen: continue
-        name = f"{path.name}, cell {cell['id']}"
+        flagged = bool(flags & tst_flags())
+        if chosen and flagged and cell['id'] not in chosen: continue
+        name, begun = f"{path.name}, cell {cell['id']}", time.time()
         linecache.cache[name] = len(source), None, source.splitlines(True), name # so that Triton finds the source of a kernel
-        exec(compile(source, name, 'exec'), names)
-        sys.modules['matplotlib.pyplot'].close('all') if 'matplotlib.pyplot' in sys.modules else None
-    print(f'{path.name}: {time.time() - start:.0f} s', flush=True)
+        if flagged and begun > float(os.environ.get('OPTKIT_UNTIL', 'inf')) - LEAST:
+            print(f'{name}: not begun, the time is over'); missed.append(name); continue
+        try: exec(compile(source, name, 'exec'), names)
+        except Exception as error: # what comes after it is worth more than nothing
+            missed.append(name)
+            print(f'{name}: FAILED', *traceback.format_exception(error, limit=-6), sep='\n')
+            traceback.clear_frames(error.__traceback__) # they hold tensors
+        if 'matplotlib.pyplot' in sys.modules: sys.modules['matplotlib.pyplot'].close('all')
+        if flagged or time.time() - begun > 2: print(f'{name}: {time.time() - begun:.0f} s, {time.time() - start:.0f} s in all')
+    print(f'{path.name}: {time.time() - start:.0f} s' + ''.join(f'\nnot done: {name}' for name in missed))
+    return missed
+
+
+def end_by(seconds):
+    "From now on cells know how much time is left; what goes on beyond it ends with a traceback"
+    os.environ['OPTKIT_UNTIL'] = str(time.time() + seconds)
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True)
 
 
 def main():
@@ -114,12 +133,20 @@ def main():
     parser.add_argument('--flags', default='', help='space separated flags whose cells are run as well')
     parser.add_argument('--plain', action='store_true', help='in plain Python, storing nothing')
     parser.add_argument('--cells', default='', help='with --plain: ids of the flagged cells to run')
+    parser.add_argument('--limit', type=float, help='with --plain: seconds within which all ends')
+    parser.add_argument('--resume', action='store_true', help='with --plain: leave out what a record already holds')
     args = parser.parse_args()
+    if not args.plain and (args.limit or args.resume or args.cells): raise SystemExit('--limit, --resume and --cells are for --plain')
+    sys.stdout.reconfigure(line_buffering=True) # a run that is cut off has said what it knew
+    if args.limit: end_by(args.limit)
+    if args.resume: os.environ['OPTKIT_RESUME'] = '1'
     sys.path.insert(0, str(ROOT))
     os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+    missed = []
     for path in find(args.names):
         skip = tst_flags() - set(args.flags.split())
-        plain(path, skip, args.cells.split()) if args.plain else run(path, skip)
+        missed += plain(path, skip, args.cells.split()) if args.plain else run(path, skip) or []
+    if missed: raise SystemExit(1)
 
 
 if __name__ == '__main__': main()
