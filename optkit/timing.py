@@ -6,7 +6,7 @@
 __all__ = ['SHORTEST', 'LABELS', 'write_json', 'read_json', 'commit', 'provenance', 'Ratio', 'sign_rank', 'median_ratio', 'looks',
            'Variant', 'Comparison', 'synchroniser', 'settled', 'order', 'Reading', 'disturbance', 'Watch', 'Usage',
            'kernel_use', 'profiled', 'measure_usage', 'compare', 'SimulatedClock', 'Record', 'mfu', 'quantiles',
-           'record', 'save_records', 'load_records', 'ratio_between', 'time_left', 'seconds_for', 'recorded']
+           'record', 'save_records', 'load_records', 'ratio_between', 'time_left', 'seconds_for', 'enough', 'recorded']
 
 # %% ../nbs/00a_timing.ipynb #42a8b475
 import dataclasses, gc, json, math, os, re, shlex, subprocess, sys, tempfile, time, warnings
@@ -610,6 +610,14 @@ def seconds_for(wanted,      # that would be good
                 reserve=10.): # for what comes after
     "A budget that ends in time, at least one second"
     return max(1., min(wanted, time_left() - reserve))
+
+
+def enough(seconds,  # that something takes
+           what):    # it is
+    "Whether so many seconds are left; says where not"
+    if (left := time_left()) >= seconds: return True
+    print(f'{what}: left out, it takes {seconds:g} s and {left:.0f} s are left')
+    return False
 
 
 def recorded(path, hardware):
