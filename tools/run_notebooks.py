@@ -1,6 +1,6 @@
 """Run notebooks from top to bottom and store their outputs.
 
-    python tools/run_notebooks.py [--flags "slow cuda"] [--plain [--limit SECONDS] [--resume] [--cells "ID ID"]] [NAME ...]
+    python tools/run_notebooks.py [--flags "slow cuda"] [--plain [--limit SECONDS] [--resume] [--needed] [--cells "ID ID"]] [NAME ...]
 
 Cells flagged slow, cuda or bench (`tst_flags` in settings.ini) keep the outputs they have, unless
 --flags names their flag. What goes to stderr (progress bars, warnings) is not stored. NAME is a
@@ -11,9 +11,10 @@ plain Python, print what they print, and nothing is stored but what they write t
 fails does not end the run: its error is shown, the cells after it are tried, and the exit status is 1.
 --cells "ID ID" takes only these of the cells with a flag. --limit SECONDS ends all within that time: the
 cells ask `timing.time_left`, a flagged cell for which nothing is left is not begun, and what hangs is
-ended with a traceback. --resume leaves out what a record of before already holds.
+ended with a traceback. --resume leaves out what a record of before already holds. --needed leaves out
+the cells that bind no name which a flagged cell needs: tests, plots and small runs of what is exported.
 """
-import argparse, faulthandler, json, linecache, os, re, sys, time, traceback, types
+import argparse, ast, faulthandler, json, linecache, os, re, sys, time, traceback, types
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -92,7 +93,69 @@ def run(path, skip):
     print(f'{path.name}: {count} cells, {time.time() - start:.0f} s', flush=True)
 
 
-def plain(path, skip, chosen):
+def free(node):
+    "Names that a function or a comprehension takes from outside"
+    inside = list(ast.walk(node))
+    own = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)} | {n.arg for n in inside if isinstance(n, ast.arg)}
+    own |= {n.name for n in inside if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler))} | {(n.asname or n.name).split('.')[0] for n in inside if isinstance(n, ast.alias)}
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - own
+
+
+class Names(ast.NodeVisitor):
+    "What a cell binds; what it needs from before; what its functions need when they are called"
+    def __init__(self, source):
+        self.bound, self.needs, self.later, self.star = set(), set(), set(), False
+        self.visit(ast.parse(source))
+
+    def visit_Name(self, node): (self.bound.add if isinstance(node.ctx, ast.Store) else self.needs.add)(node.id) if node.id not in self.bound else None
+    def in_order(self, *parts):
+        for part in parts: [self.visit(p) for p in part] if isinstance(part, list) else self.visit(part) if part else None
+
+    def visit_Assign(self, node): self.in_order(node.value, node.targets)
+    def visit_AugAssign(self, node): self.in_order(ast.Name(node.target.id, ast.Load()) if isinstance(node.target, ast.Name) else None, node.value, node.target)
+    def visit_For(self, node): self.in_order(node.iter, node.target, node.body, node.orelse)
+    def visit_Import(self, node):
+        for n in node.names: self.bound.add(n.asname or n.name.split('.')[0]); self.star |= n.name == '*'
+    visit_ImportFrom = visit_Import
+
+    def visit_ListComp(self, node): self.needs |= free(node) - self.bound
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
+
+    def visit_Lambda(self, node): self.needs |= free(node) - self.bound; self.later |= free(node)
+    def visit_FunctionDef(self, node):
+        self.visit_Lambda(node)
+        self.bound.add(node.name)
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
+
+
+def needed(sources, always, wanted):
+    "Places of the cells that have to run so that those in `wanted` can: `always`, and those that last bind a name that is needed"
+    cells, found, todo = [Names(s) for s in sources], set(), [*always, *wanted]
+    last = lambda name, before: next((n for n in range(before - 1, -1, -1) if name in cells[n].bound), None)
+    while todo:
+        if (n := todo.pop()) in found: continue
+        found.add(n)
+        todo += [m for name in cells[n].needs if (m := last(name, n)) is not None]
+        if wanted and n <= max(wanted): todo += [m for name in cells[n].later if (m := last(name, max(wanted) + 1)) is not None]
+    return found
+
+
+def plan(path, skip, chosen, only_needed):
+    "The cells of the notebook at `path` that are to run: id, source, whether they have a flag"
+    cells, flags_of = [], lambda source: set(re.findall(r'^#\|\s*(\w+)', source, re.M))
+    for cell in json.loads(path.read_text('utf-8'))['cells']:
+        source, flags = ''.join(cell['source']), flags_of(''.join(cell['source']))
+        flagged = bool(flags & tst_flags())
+        if cell['cell_type'] != 'code' or flags & skip or 'eval' in flags or chosen and flagged and cell['id'] not in chosen: continue
+        cells.append((cell['id'], source, flagged))
+    if not only_needed: return cells
+    sources = [source for _, source, _ in cells]
+    always = [n for n, s in enumerate(sources) if flags_of(s) & {'export', 'exporti', 'exports'} or re.search(r'^from \S+ import \*', s, re.M)]
+    kept = needed(sources, always, [n for n, (*_, flagged) in enumerate(cells) if flagged])
+    return [cell for n, cell in enumerate(cells) if n in kept]
+
+
+def plain(path, skip, chosen, only_needed=False):
     "Run the cells of the notebook at `path` in this process, in a namespace of its own, and store nothing; the cells that failed or were not begun"
     import matplotlib
     matplotlib.use('Agg')
@@ -100,13 +163,8 @@ def plain(path, skip, chosen):
     names = sys.modules['__main__'].__dict__
     names['display'] = print
     os.chdir(path.parent)
-    for cell in json.loads(path.read_text('utf-8'))['cells']:
-        source = ''.join(cell['source'])
-        flags = set(re.findall(r'^#\|\s*(\w+)', source, re.M))
-        if cell['cell_type'] != 'code' or flags & skip or 'eval' in flags: continue
-        flagged = bool(flags & tst_flags())
-        if chosen and flagged and cell['id'] not in chosen: continue
-        name, begun = f"{path.name}, cell {cell['id']}", time.time()
+    for cell, source, flagged in plan(path, skip, chosen, only_needed):
+        name, begun = f'{path.name}, cell {cell}', time.time()
         linecache.cache[name] = len(source), None, source.splitlines(True), name # so that Triton finds the source of a kernel
         if flagged and begun > float(os.environ.get('OPTKIT_UNTIL', 'inf')) - LEAST:
             print(f'{name}: not begun, the time is over'); missed.append(name); continue
@@ -134,9 +192,10 @@ def main():
     parser.add_argument('--plain', action='store_true', help='in plain Python, storing nothing')
     parser.add_argument('--cells', default='', help='with --plain: ids of the flagged cells to run')
     parser.add_argument('--limit', type=float, help='with --plain: seconds within which all ends')
+    parser.add_argument('--needed', action='store_true', help='with --plain: of the cells without a flag only those that a flagged one needs')
     parser.add_argument('--resume', action='store_true', help='with --plain: leave out what a record already holds')
     args = parser.parse_args()
-    if not args.plain and (args.limit or args.resume or args.cells): raise SystemExit('--limit, --resume and --cells are for --plain')
+    if not args.plain and (args.limit or args.resume or args.needed or args.cells): raise SystemExit('--limit, --resume, --needed and --cells are for --plain')
     sys.stdout.reconfigure(line_buffering=True) # a run that is cut off has said what it knew
     if args.limit: end_by(args.limit)
     if args.resume: os.environ['OPTKIT_RESUME'] = '1'
@@ -145,7 +204,7 @@ def main():
     missed = []
     for path in find(args.names):
         skip = tst_flags() - set(args.flags.split())
-        missed += plain(path, skip, args.cells.split()) if args.plain else run(path, skip) or []
+        missed += plain(path, skip, args.cells.split(), args.needed) if args.plain else run(path, skip) or []
     if missed: raise SystemExit(1)
 
 
