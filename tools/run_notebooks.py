@@ -205,6 +205,7 @@ def main():
     for path in find(args.names):
         skip = tst_flags() - set(args.flags.split())
         missed += plain(path, skip, args.cells.split(), args.needed) if args.plain else run(path, skip) or []
+    if args.limit: faulthandler.dump_traceback_later(GRACE, exit=True) # for what hangs at the exit
     if missed: raise SystemExit(1)
 
 

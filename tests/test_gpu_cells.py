@@ -1,0 +1,70 @@
+"What runs a notebook's cells on a GPU machine, and whether each flagged cell can run without the other flagged ones"
+import builtins, json, sys, time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT/'tools'))
+import run_notebooks as runner
+
+CUDA = [(path, cell['id']) for path in runner.find() for cell in json.loads(path.read_text('utf-8'))['cells']
+        if cell['cell_type'] == 'code' and ''.join(cell['source']).startswith('#| cuda')]
+
+
+def unbound(sources):
+    "Names that cells need and none before them binds, or for functions none of all"
+    star, known, missing = {'__name__', 'display', *dir(builtins)}, set(), set()
+    cells = [runner.Names(s) for s in sources]
+    for cell in cells:
+        missing |= cell.needs - cell.later - known - star
+        known |= cell.bound
+    return {n for n in missing | {n for c in cells for n in c.later - known - star} if not n.startswith('test_')} # those of fastcore.test
+
+
+@pytest.mark.parametrize('path,cell', CUDA, ids=[f'{p.stem}-{c}' for p, c in CUDA])
+def test_a_flagged_cell_runs_alone(path, cell):
+    skip = runner.tst_flags() - {'cuda'}
+    for only_needed in (False, True):
+        cells = runner.plan(path, skip, [cell], only_needed)
+        assert [c for c, _, flagged in cells if flagged] == [cell]
+        assert not unbound([source for _, source, _ in cells]), only_needed
+
+
+def test_what_is_unbound_is_seen():
+    assert unbound(['import os as o\nfor i in range(3): a = i', 'def f(x): return x + a + o.sep + i', 'b = [n for n in f(1)]\nlater = lambda: f(b)']) == set()
+    assert unbound(['a = lost', 'def f(): return [gone for n in f()]', 'c += 1']) == {'lost', 'gone', 'c'}
+
+
+@pytest.fixture
+def notebook(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, '__main__', sys.modules['__main__']) # the runner puts another one there
+    def make(*sources):
+        cells = [dict(cell_type='code', id=f'c{n}', source=s) for n, s in enumerate(sources)]
+        (tmp_path/'x.ipynb').write_text(json.dumps(dict(cells=cells)))
+        return tmp_path/'x.ipynb'
+    return make
+
+
+def run(path, capsys, chosen=(), **kwargs):
+    missed = runner.plain(path, set(), list(chosen), **kwargs)
+    return [m[-2:] for m in missed], capsys.readouterr().out
+
+
+def test_a_cell_that_fails_does_not_end_the_run(notebook, capsys):
+    missed, said = run(notebook('a = 1', 'raise ValueError("planted")', '#| cuda\nprint("a is", a)', '#| cuda\nbad()'), capsys)
+    assert missed == ['c1', 'c3'] and 'a is 1' in said and 'planted' in said and 'not done: x.ipynb, cell c3' in said
+
+
+def test_chosen_and_needed_cells(notebook, capsys):
+    path = notebook('#| export\nshown = print', 'shown("of no use")', 'b = 2', 'def f(): shown("b is", b)', 'b = 3', '#| cuda\nf()', '#| cuda\nshown("other")')
+    assert 'of no use' in run(path, capsys)[1]
+    missed, said = run(path, capsys, ['c5'], only_needed=True)
+    assert not missed and 'b is 3' in said and 'of no use' not in said and 'other' not in said
+
+
+def test_a_cell_is_not_begun_when_the_time_is_over(notebook, capsys, monkeypatch):
+    monkeypatch.setenv('OPTKIT_UNTIL', str(time.time() + runner.LEAST - 1))
+    missed, said = run(notebook('print("no flag")', '#| cuda\nprint("flag")'), capsys)
+    assert missed == ['c1'] and 'no flag' in said and 'not begun' in said

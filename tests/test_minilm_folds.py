@@ -1,0 +1,52 @@
+"The fine-tune beside Hugging Face Trainer: what it saves after each fold, and how it goes on"
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent/'bench'))
+from minilm_folds import State, parse, save
+
+from optkit.hardware import detect
+from optkit.timing import read_json
+
+
+class Store(SimpleNamespace):
+    def __len__(self): return len(self.labels)
+
+
+@pytest.fixture
+def setting(tmp_path):
+    a = parse(['--folds', '3', '--seeds', '2', '--state', str(tmp_path/'state'), '--out', str(tmp_path)])
+    rows, parts = np.arange(24), np.split(np.arange(24), 3)
+    return a, detect(), Store(labels=torch.arange(24) % 2, lengths=np.full(24, 10)), [(np.setdiff1d(rows, p), p) for p in parts]
+
+
+def fold(seconds, wrong=()):
+    "Both with logits of the right class, but for some rows of ours"
+    logits = lambda bad: [[-2. if (n % 2) != (n in bad) else 2., 2. if (n % 2) != (n in bad) else -2.] for n in range(8)]
+    return dict(hf=dict(seconds=seconds, logits=logits(())), optkit=dict(seconds=seconds / 2, logits=logits(wrong)))
+
+
+def test_a_record_after_each_fold(setting, tmp_path):
+    a, hardware, store, folds = setting
+    state = State(a, hardware, store, folds)
+    for n in range(4):
+        state.add(n // 3, n % 3, fold(4. + n, wrong=(1,) if n == 1 else ()))
+        save(a, hardware, store, folds, state)
+        found = read_json(tmp_path/f'minilm-folds-{hardware.card}.json')
+        hf, ours = found['rows']
+        assert ours['repeats'] == n + 1 and ours['ratio']['p50'] == 2 and ours['seconds']['p50'] == np.median(np.arange(4., 5. + n)) / 2
+        assert len(found['provenance']['scores']['optkit']['pooled']) == (n >= 2)
+    assert ours['samples_per_s']['p50'] == 2 * hf['samples_per_s']['p50'] and hf['loss']['pair_f1'] == 1 > ours['loss']['pair_f1'] and '1 seeds of 2 whole' in ours['stopped']
+
+
+def test_the_next_call_goes_on(setting):
+    a, hardware, store, folds = setting
+    State(a, hardware, store, folds).add(1, 2, fold(3.))
+    assert State(a, hardware, store, folds).done == {(1, 2): fold(3.)}
+    a.epochs += 1
+    with pytest.raises(SystemExit, match='another epochs'): State(a, hardware, store, folds)
