@@ -188,7 +188,7 @@ def save(a, hardware, store, folds, state):
 
 def parse(argv=None):
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, value in dict(documents=400, length=256, epochs=2, batch=32, lr=1e-4, folds=5, seeds=3, limit=230.).items(): p.add_argument(f'--{name}', type=type(value), default=value)
+    for name, value in dict(documents=400, length=256, epochs=3, batch=32, lr=1e-4, folds=5, seeds=3, limit=230.).items(): p.add_argument(f'--{name}', type=type(value), default=value)
     p.add_argument('--out', default='bench/results'); p.add_argument('--pack'); p.add_argument('--state', help='folder that keeps the folds that are done'); p.add_argument('--dry', action='store_true')
     p.add_argument('--fast', action='store_true', help='on the fast engine; written as minilm-folds-fast')
     a = p.parse_args(argv)
