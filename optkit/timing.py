@@ -6,7 +6,8 @@
 __all__ = ['SHORTEST', 'LABELS', 'write_json', 'read_json', 'commit', 'provenance', 'Ratio', 'sign_rank', 'median_ratio', 'looks',
            'Variant', 'Comparison', 'synchroniser', 'settled', 'order', 'Reading', 'disturbance', 'Watch', 'Usage',
            'kernel_use', 'profiled', 'measure_usage', 'compare', 'SimulatedClock', 'Record', 'mfu', 'quantiles',
-           'record', 'save_records', 'load_records', 'ratio_between', 'time_left', 'seconds_for', 'enough', 'recorded']
+           'record', 'save_records', 'load_records', 'ratio_between', 'time_left', 'seconds_for', 'enough',
+           'kept_record']
 
 # %% ../nbs/00a_timing.ipynb #42a8b475
 import dataclasses, gc, json, math, os, re, shlex, subprocess, sys, tempfile, time, warnings
@@ -620,7 +621,7 @@ def enough(seconds,  # that something takes
     return False
 
 
-def recorded(path, hardware):
+def kept_record(path, hardware):
     "What `save_records` wrote to `path`, where OPTKIT_RESUME is set (by `tools/run_notebooks.py --resume`) and it is of this card, commit and these versions; else None"
     if not os.environ.get('OPTKIT_RESUME') or not Path(path).is_file(): return None
     old, now = read_json(path), provenance(hardware)
