@@ -104,6 +104,7 @@ def test_a_training_view_says_where_it_stands(tmp_path):
     view.state = view.look()
     assert 'running: step 5 of 10, epoch 2 of 2' in view.words() and '500 real tokens/s, 5.0% of the card’s peak (10,000 tokens/s)' in view.words() and '0:09 left' in view.words() and not view.over
     steps, s = view.series()
+    assert s['peak'] == pytest.approx([10_000.] * 5)  # the card's, in tokens a second
     assert steps == [1, 2, 3, 4, 5] and s['loss'][0] == 1. and [v for v in s['score'] if v] == [.5, .5] and s['score'][3] is None
     write_progress(tmp_path / 'progress.json', replace(readings()[-1], state='failed', note='RuntimeError: no'))
     view.state = view.look()
@@ -155,6 +156,16 @@ def test_looking_back_shows_the_trials_up_to_then(study):
     assert view.best()['value'] == max(r['value'] for r in view.rows() if r['state'] == 'complete')
     view.upto = 0
     assert view.best() is None and view.png()
+
+
+def test_values_by_epoch_are_lines_of_folds_and_the_best_trial_stands_out(study):
+    view = study_view(study)
+    others, best = views._curves(view)
+    folds = [len(r['curves']) for r in view.rows()]
+    assert best[0].count(None) == len(view.best()['curves']) == 3 and others[0].count(None) == sum(folds) - 3
+    assert [v for v in best[1] if v is not None] == [abs(v) for c in view.best()['curves'] for v in c] and best[0][0] == 1
+    view.upto = 0
+    assert views._curves(view) == (([], []), ([], [])) and view.png()
 
 
 def test_new_trials_are_seen(tmp_path):
