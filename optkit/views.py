@@ -477,11 +477,8 @@ SHOWN_CURVES = 100 # trials, the last ones, whose curves a view shows
 
 def _curves(view):
     "Values by epoch, a line for each fold: those of the trials, and those of the best"
-    best, found = view.best(), {False: ([], []), True: ([], [])}
-    for r in view.rows()[-SHOWN_CURVES:] + ([best] if best else []):
-        x, y = found[r is best]
-        for curve in r['curves'] if r is best or not best or r['number'] != best['number'] else (): x += [*range(1, len(curve) + 1), None]; y += [*map(abs, curve), None]
-    return found[False], found[True]
+    best, lines = view.best(), lambda trials: [[v for r in trials for c in r['curves'] for v in (*f(c), None)] for f in (lambda c: range(1, len(c) + 1), lambda c: map(abs, c))]
+    return lines([r for r in view.rows()[-SHOWN_CURVES:] if r is not best]), lines([best] if best else [])
 
 # %% ../nbs/06_views.ipynb #b2e844cd
 def _draw_study(view):

@@ -165,7 +165,7 @@ def test_values_by_epoch_are_lines_of_folds_and_the_best_trial_stands_out(study)
     assert best[0].count(None) == len(view.best()['curves']) == 3 and others[0].count(None) == sum(folds) - 3
     assert [v for v in best[1] if v is not None] == [abs(v) for c in view.best()['curves'] for v in c] and best[0][0] == 1
     view.upto = 0
-    assert views._curves(view) == (([], []), ([], [])) and view.png()
+    assert views._curves(view) == ([[], []], [[], []]) and view.png()
 
 
 def test_new_trials_are_seen(tmp_path):
