@@ -4,18 +4,16 @@
 
 # %% auto #0
 __all__ = ['BLUE', 'GREY', 'RED', 'GREEN', 'ORANGE', 'LOOKS', 'SHOWN_CURVES', 'Card', 'MachineReading', 'MachineProbe',
-           'limit_of', 'listened_to', 'View', 'MachineView', 'watch', 'TrainingView', 'training_view', 'open_study',
-           'trial_rows', 'StudyView', 'study_view', 'ClaimsView', 'claims_view']
+           'limit_of', 'listened_to', 'View', 'MachineView', 'watch', 'TrainingView', 'training_view', 'trial_rows',
+           'StudyView', 'study_view', 'ClaimsView', 'claims_view']
 
 # %% ../nbs/06_views.ipynb #0a2e3379
 import base64, io, math, os, threading, time
 from collections import deque
-from contextlib import contextmanager
 from functools import lru_cache
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 import psutil
@@ -26,7 +24,7 @@ from .hardware import Choice, size, slowed_by
 from .hpo import ended, fold_scores, spent
 from .progress import Progress, duration, read_history, read_progress
 from .report import claims, read_committed, row_verdict
-from .storage import silent
+from .storage import open_study, silent, study_problems
 
 # %% ../nbs/06_views.ipynb #7b0a70df
 @dataclass(frozen=True)
@@ -350,33 +348,6 @@ def training_view(
     return TrainingView(folder)
 
 # %% ../nbs/06_views.ipynb #73680a7f
-@contextmanager
-def _read_from(file):
-    "Turn what a database says that cannot be read into one line"
-    import optuna
-    from sqlalchemy.exc import SQLAlchemyError
-    try:
-        yield
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as exc:
-        said = str(getattr(exc.__cause__ or exc, 'orig', exc))
-        if 'readonly' in said or 'no such table' in said: raise InputError(f'{file}: holds no study yet; look again in a moment') from None # its tables are being made
-        raise InputError(f'{file}: is held by another process; look again in a moment' if 'locked' in said else f'{file}: cannot be read as a study ({said.splitlines()[0][:120]})') from None
-
-def open_study(
-    path: str | Path, # run folder, or the study's file
-    name: str | None = None # of the study; None: the only one
-): # an `optuna.Study` that cannot be written to
-    "A study to look at. Raises `InputError` where there is none, or while another process holds it."
-    import optuna
-    file = Path(path) / 'study.db' if Path(path).is_dir() else Path(path)
-    if not file.is_file(): raise InputError(f'{path}: holds no study.db, so there is no study to look at')
-    with _read_from(file), silent():
-        address = f'sqlite:///file:{quote(str(file.absolute()))}?mode=ro&uri=true'
-        storage = optuna.storages.RDBStorage(address, engine_kwargs=dict(connect_args=dict(timeout=2)), skip_compatibility_check=True, skip_table_creation=True)
-        names = optuna.get_all_study_names(storage)
-        if name not in names if name else len(names) != 1: raise InputError(f"{file}: holds the studies {', '.join(names) or 'none'}; choose one by name")
-        return optuna.load_study(study_name=name or names[0], storage=storage)
-
 def trial_rows(study) -> list[dict]: # one a trial that has begun
     "What a view shows of trials"
     from optuna.trial import TrialState
@@ -404,7 +375,7 @@ class StudyView(View):
     def look(self):
         inode = self.file.stat().st_ino if self.file.is_file() else None
         if self.study is None or inode != self.inode: self.study, self.inode = open_study(self.path, self.name), inode # also where a fresh study took its place
-        with _read_from(self.file): rows, self.settings, self.maximise = trial_rows(self.study), self.study.user_attrs.get('optkit', {}), self.study.direction.name == 'MAXIMIZE'
+        with study_problems(self.file): rows, self.settings, self.maximise = trial_rows(self.study), self.study.user_attrs.get('optkit', {}), self.study.direction.name == 'MAXIMIZE'
         done = sum(r['state'] != 'running' for r in rows)
         if done != self.known[0]: self.known = done, _importance(self.study, rows), self._ahead(done) # only a trial that ended changes them
         self.over = self.n_trials is not None and done >= self.n_trials
