@@ -100,7 +100,7 @@ def limit_of(
 # %% ../nbs/06_views.ipynb #9883bd31
 BLUE, GREY, RED, GREEN, ORANGE = '#1f5fbf', '#8a8a8a', '#b3261e', '#2e7d32', '#c77700'
 _LIVE = {} # the view that refreshes itself, by what it looks at
-LOOKS = 100 # times what a look cost is waited before the next one
+LOOKS = 100 # times what a look cost is waited before the next one, and that for each view that is live beside it
 
 def listened_to() -> bool:
     "Whether a kernel serves a notebook, whose front end may show widgets"
@@ -140,7 +140,7 @@ class View:
 
 # %% ../nbs/06_views.ipynb #734799e2
 def _again(view):
-    "Look and refresh until the end, or until it is closed; never for more than a hundredth of the time"
+    "Look and refresh until the end, or until it is closed; all views of a kernel together never for more than a hundredth of the time"
     pause = view.every
     while not view.closed.wait(pause):
         start = time.thread_time()
@@ -149,7 +149,7 @@ def _again(view):
         try: view.refresh()
         except Exception: return # the widgets are gone
         if view.over: break
-        pause = max(view.every, LOOKS * (time.thread_time() - start))
+        pause = max(view.every, LOOKS * max(1, len(_LIVE)) * (time.thread_time() - start))
     view.close()
 
 def _show(view):

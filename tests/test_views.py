@@ -300,6 +300,41 @@ def test_a_view_that_costs_much_looks_seldom(tmp_path, monkeypatch):
     assert 1 <= len(looks) <= 2, 'one look, then a pause of a hundred times what it cost'
 
 
+def test_views_share_a_hundredth_of_the_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(views, '_LIVE', {n: None for n in range(4)})
+    write_progress(tmp_path / 'progress.json', readings()[0])
+    view, waits = training_view(tmp_path), []
+    class Closed:
+        def wait(self, seconds): waits.append(seconds); return len(waits) > 2
+        def set(self): pass
+    def dear():
+        until = time.thread_time() + .01
+        while time.thread_time() < until: pass
+        return type(view).look(view)
+    view.closed, view.look, view.refresh = Closed(), dear, lambda: None
+    views._again(view)
+    assert waits[0] == view.every and min(waits[1:]) >= 4 * 100 * .01
+
+
+@pytest.mark.slow
+def test_a_front_end_that_never_answers_holds_nothing_up(tmp_path):
+    "A kernel whose client reads what is displayed and sends no message for a widget"
+    manager_of = pytest.importorskip('jupyter_client.manager', reason='needs jupyter_client').KernelManager
+    write_progress(tmp_path / 'progress.json', readings()[0])
+    manager = manager_of(kernel_name='python3')
+    manager.start_kernel()
+    client, shown = manager.client(), []
+    try:
+        client.start_channels(); client.wait_for_ready(120)
+        code = f"from optkit.views import *; display(training_view({str(tmp_path)!r}), watch()); import time; time.sleep(3); print('on')"
+        reply = client.execute_interactive(code, timeout=120, allow_stdin=False, output_hook=lambda m: shown.append(m['content']))
+    finally:
+        client.stop_channels(); manager.shutdown_kernel(now=True)
+    assert reply['content']['status'] == 'ok', reply['content']
+    bundles = [c['data'] for c in shown if 'application/vnd.jupyter.widget-view+json' in c.get('data', {})]
+    assert len(bundles) == 2 and all('data:image/png;base64' in b['text/html'] and b['text/plain'] for b in bundles) and any(c.get('text') == 'on\n' for c in shown)
+
+
 def test_listened_to_is_false_here(monkeypatch):
     assert not views.listened_to()
     monkeypatch.setattr('IPython.get_ipython', lambda: SimpleNamespace(kernel=1))
