@@ -131,6 +131,16 @@ def test_a_study_that_another_process_holds_is_named(tmp_path, capsys):
     holder.execute('rollback'); holder.close()
 
 
+@pytest.mark.parametrize('error, code', [(MemoryError('one row does not fit'), 1), (FloatingPointError('no epoch gave a number'), 1), (KeyboardInterrupt(), 130)], ids=['memory', 'no number', 'Ctrl-C'])
+def test_a_failure_ends_with_1_and_a_line(folder, tmp_path, capsys, monkeypatch, error, code):
+    import optkit.trainer
+    def fails(*args, **kwargs): raise error
+    monkeypatch.setattr(optkit.trainer.Trainer, 'fit', fails)
+    assert main(on_data('train', folder, tmp_path / 'run', 'epochs=1', 'precision=fp32')) == code
+    err = capsys.readouterr().err.strip()
+    assert 'Traceback' not in err and len(err.splitlines()) == 1 and (code == 130 or str(error) in err)
+
+
 def test_a_place_that_cannot_be_written_to_is_said_before_the_work(folder, tmp_path, capsys):
     (tmp_path / 'file').touch()
     for words, said in ((['bench', '--out', str(tmp_path)], 'is a folder'), (['bench', '--out', str(tmp_path / 'file' / 'x.json')], 'cannot be made'), (on_data('train', folder, tmp_path / 'file' / 'run'), 'is a file')):

@@ -221,6 +221,20 @@ def test_a_study_that_another_process_holds_is_named_and_the_view_goes_on(tmp_pa
     holder.execute('rollback'); holder.close()
 
 
+def test_a_run_folder_without_write_access_is_said_in_a_line(study, tmp_path, monkeypatch):
+    from pathlib import Path
+    for now in readings(): write_progress(tmp_path / 'progress.json', now)
+    training, view = training_view(tmp_path), study_view(study)
+    def refuses(*args, **kwargs): raise PermissionError(13, 'Permission denied')
+    monkeypatch.setattr(Path, 'touch', refuses)
+    for act in (training.stop, view.pause, view.stop):
+        with pytest.raises(InputError, match='cannot be written to .Permission denied.') as found: act()
+        assert '\n' not in str(found.value)
+    view.text = SimpleNamespace(value='')
+    views._press(view, view.pause)
+    assert 'Permission denied' in view.text.value  # the button says so, and the view goes on
+
+
 # --- claims
 
 def test_claims_are_filtered():
