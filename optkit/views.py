@@ -140,16 +140,17 @@ class View:
 
 # %% ../nbs/06_views.ipynb #734799e2
 def _again(view):
-    "Look and refresh until the end, or until it is closed; all views of a kernel together never for more than a hundredth of the time"
-    pause = view.every
+    "Look and refresh until the end, or until it is closed; all views of a kernel together never for more than a hundredth of the processor time that its process gets"
+    pause, wall, used = view.every, time.monotonic(), time.process_time()
     while not view.closed.wait(pause):
-        start = time.thread_time()
+        start, share = time.thread_time(), (time.process_time() - used) / max(1e-6, time.monotonic() - wall) # of a core that this process got
+        wall, used = time.monotonic(), time.process_time()
         try: view.state, view.problem = view.look(), ''
         except Exception as exc: view.problem = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__ # half a file, a locked study: the next look may read it
         try: view.refresh()
         except Exception: return # the widgets are gone
         if view.over: break
-        pause = max(view.every, LOOKS * max(1, len(_LIVE)) * (time.thread_time() - start))
+        pause = max(view.every, LOOKS * max(1, len(_LIVE)) * (time.thread_time() - start) / (min(1, share) if share > .1 else 1)) # an idle process has no training to slow
     view.close()
 
 def _show(view):

@@ -328,6 +328,11 @@ def test_views_share_a_hundredth_of_the_time(tmp_path, monkeypatch):
     view.closed, view.look, view.refresh = Closed(), dear, lambda: None
     views._again(view)
     assert waits[0] == view.every and min(waits[1:]) >= 4 * 100 * .01
+    spent, at = iter(range(0, 400, 25)), iter(range(0, 1600, 100))  # a process that gets a quarter of a core
+    monkeypatch.setattr(views, 'time', SimpleNamespace(thread_time=time.thread_time, process_time=lambda: next(spent), monotonic=lambda: next(at)))
+    waits.clear()
+    views._again(view)
+    assert min(waits[1:]) >= 4 * 4 * 100 * .01
 
 
 @pytest.mark.slow
