@@ -285,16 +285,20 @@ def test_a_cell_that_is_run_again_takes_the_place_of_its_view(tmp_path, monkeypa
 
 def test_a_live_view_moves_survives_what_it_cannot_read_and_ends_with_its_run(tmp_path, monkeypatch):
     monkeypatch.setattr(views, 'listened_to', lambda: True)
+    monkeypatch.setattr(views, 'LOOKS', 0)  # no pauses, which another test looks at
     write_progress(tmp_path / 'progress.json', readings()[0])
     view = training_view(tmp_path)
     view.every = .05
+    def soon(done, end=time.monotonic() + 30):
+        while not done() and time.monotonic() < end: time.sleep(.05)
+        return done()
     shown(view, monkeypatch)
-    write_progress(tmp_path / 'progress.json', readings()[4]); time.sleep(.5)
-    assert 'step 5 of 10' in view.text.value and len(view.plot.data[0].x) == 2
-    (tmp_path / 'progress.json').write_text('{"state": '); time.sleep(.5)
-    assert 'progress.json' in view.text.value and not view.closed.is_set()
-    write_progress(tmp_path / 'progress.json', replace(readings()[4], state='finished')); time.sleep(.5)
-    assert 'finished' in view.text.value and view.closed.is_set() and view.button.disabled
+    write_progress(tmp_path / 'progress.json', readings()[4])
+    assert soon(lambda: 'step 5 of 10' in view.text.value) and len(view.plot.data[0].x) == 2
+    (tmp_path / 'progress.json').write_text('{"state": ')
+    assert soon(lambda: 'progress.json' in view.text.value) and not view.closed.is_set()
+    write_progress(tmp_path / 'progress.json', replace(readings()[4], state='finished'))
+    assert soon(view.closed.is_set) and 'finished' in view.text.value and view.button.disabled
 
 
 def test_a_view_that_costs_much_looks_seldom(tmp_path, monkeypatch):
