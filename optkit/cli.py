@@ -384,6 +384,7 @@ def _bench(args):
     save_records(out, rows, hardware, shlex.join(['optkit', *sys.argv[1:]]), workload=f'demo mails, {_model_words(args.model)}', note=ladder.note, stopped=ladder.comparison.stopped, confidence=ladder.comparison.confidence)
     return f'{ladder}\nrecord: {out}', dict(record=str(out), rows=rows)
 
+# %% ../nbs/05a_cli.ipynb #dece96a1
 def _record_place(path):
     "Where a record will be written; said before minutes of measuring"
     from optkit.data import InputError

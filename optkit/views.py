@@ -161,6 +161,7 @@ def _show(view):
     if not view.over: threading.Thread(target=_again, args=(view,), name='view', daemon=True).start()
     return view.box
 
+# %% ../nbs/06_views.ipynb #9f9792d3
 def _box(parts):
     "Widgets one below the other, no wider than the notebook"
     import ipywidgets as w
@@ -518,6 +519,7 @@ def _study_refresh(view, slide=True):
 
 StudyView.draw, StudyView.widgets, StudyView.refresh = _draw_study, _study_widgets, _study_refresh
 
+# %% ../nbs/06_views.ipynb #8cff511a
 def study_view(
     path: str | Path, # run folder, or the file of the study
     name: str | None = None, # of the study; None: the only one
