@@ -22,7 +22,7 @@ NAMES = 'no view', 'no view, again', 'views in the same kernel', 'views in anoth
 
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, kind, value, said in (('rows', int, 16, 'of an optimizer step'), ('tokens', int, 32, 'of a row'), ('rounds', int, 60, 'at most'), ('seconds', float, 600., 'of all rounds, at most'), ('turn', float, 3., 'seconds of a turn, about'),
+    for name, kind, value, said in (('rows', int, 16, 'of an optimizer step'), ('tokens', int, 32, 'of a row'), ('rounds', int, 60, 'at most'), ('seconds', float, 420., 'of all rounds, at most'), ('turn', float, 4., 'seconds of a turn, about'),
                                     ('out', str, 'bench/results', 'folder of the record')):
         parser.add_argument(f'--{name}', type=kind, default=value, help=said)
     return parser.parse_args(argv)
