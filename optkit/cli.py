@@ -211,25 +211,13 @@ def do_forecast(terminal, run, name, trials, workers, strategy):
     from optkit.data import InputError
     from optkit.forecast import forecast
     from optkit.hpo import what_if
+    from optkit.storage import open_study
     for what, value in (('trials', trials), ('workers', workers)):
         if value is not None and value < 1: raise InputError(f'--{what} is {value}, expected at least 1')
-    study = _study_of(run, name)
+    study = open_study(run, name)
     found, other = forecast(study, trials, workers=workers), what_if(study, strategy)
     profile = [f"  {row['folds']} folds: {row['trials']} trials, {row['hours']:.3g} h ({row['share']:.0%})" for row in found.profile]
     return '\n'.join([f'study {study.study_name}: {found}', *profile, repr(other)]), dict(study=study.study_name, **asdict(found), other=repr(other))
-
-def _study_of(path, name):
-    import optuna
-    from optkit.data import InputError
-    from optkit.storage import open_storage, silent
-    file = Path(path) / 'study.db' if Path(path).is_dir() else Path(path)
-    if not file.is_file(): raise InputError(f'{path}: holds no study.db, so there is no study to forecast')
-    storage = open_storage(file).storage
-    with silent():
-        names = optuna.get_all_study_names(storage)
-        if name not in names if name else len(names) != 1:
-            raise InputError(f"{file}: holds the studies {', '.join(names) or 'none'}; choose one with --name")
-        return optuna.load_study(study_name=name or names[0], storage=storage)
 
 # %% ../nbs/05a_cli.ipynb #8ccf0340
 def _training(out, preset, settings, epochs, data, text, label, model, pair, group, max_length, folds, held_out, seed):
@@ -271,8 +259,10 @@ def do_train(terminal, **given):
     "Train once with one configuration, or over folds"
     from optkit.job import _Lock
     from optkit.report import render
+    from optkit.data import InputError
     run = _training(**given)
-    run.out.mkdir(parents=True, exist_ok=True)
+    try: run.out.mkdir(parents=True, exist_ok=True)
+    except OSError as exc: raise InputError(f'{run.out}: the run folder cannot be made ({exc.strerror})') from None
     with _Lock(run.out):
         if run.resumed: print(f'{run.out}: going on with the run that is there')
         else: _begin_training(run, given)
@@ -384,16 +374,27 @@ def _bench(args):
     hardware, tokenizer = detect(), load_tokenizer(args.model)
     table = read_table(DEMO_DATA, 'subject', 'label', 'body')
     if not 1 <= args.rows <= len(table): raise InputError(f'--rows is {args.rows}, expected 1 to {len(table)}')
+    out = _record_place(args.out or f'bench/results/demo-ladder-{hardware.card}.json')
     model = load_model(args.model, table.classes, tokenizer)
     store = tokenise(table, tokenizer, min(args.max_length, model_length(model, tokenizer)))
     rungs = default_rungs(hardware, args.effective_batch, args.effective_batch, args.compile)
     base = TrainConfig(lr=1e-4, effective_batch=args.effective_batch)
     ladder = measure_ladder(model, store, np.arange(args.rows), rungs, base, hardware, args.seconds, loss_steps=20, max_rounds=args.rounds, min_rounds=min(40, args.rounds), width=.01)
     rows = [dict(asdict(r), verdict=_verdict(r, row_verdict)) for r in ladder.records]
-    out = Path(args.out or f'bench/results/demo-ladder-{hardware.card}.json')
-    out.parent.mkdir(parents=True, exist_ok=True)
     save_records(out, rows, hardware, shlex.join(['optkit', *sys.argv[1:]]), workload=f'demo mails, {_model_words(args.model)}', note=ladder.note, stopped=ladder.comparison.stopped, confidence=ladder.comparison.confidence)
-    print(ladder); print(f'record: {out}')
+    return f'{ladder}\nrecord: {out}', dict(record=str(out), rows=rows)
+
+# %% ../nbs/05a_cli.ipynb #dece96a1
+def _record_place(path):
+    "Where a record will be written; said before minutes of measuring"
+    from optkit.data import InputError
+    out = Path(path)
+    try:
+        if out.is_dir(): raise InputError(f'--out {out}: is a folder, expected the name of a .json file')
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as exc: raise InputError(f'--out {out}: its folder cannot be made ({exc.strerror})') from None
+    if not os.access(out.parent, os.W_OK): raise InputError(f'--out {out}: its folder cannot be written to')
+    return out
 
 def _bench_claims(args):
     from optkit.claims import bench

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HEARTBEAT', 'GRACE', 'JOURNALS', 'Place', 'silent', 'sqlite_storage', 'open_storage', 'writing', 'repair_journal',
-           'worker_id', 'is_dead', 'move_aside']
+           'study_problems', 'open_study', 'worker_id', 'is_dead', 'move_aside']
 
 # %% ../nbs/03e_storage.ipynb #d082e1b7
 import json, os, socket, time, warnings
@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import quote
 
 import optuna
 import psutil
@@ -151,6 +152,31 @@ def _is_json(line):
     except ValueError: return False
 
 def _now(): return datetime.now().strftime('%Y%m%d-%H%M%S-%f')[:-3]
+
+# %% ../nbs/03e_storage.ipynb #40c6a21e
+@contextmanager
+def study_problems(file):
+    "Turn what a database says that cannot be read into one line"
+    try:
+        yield
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as exc:
+        said = str(getattr(exc.__cause__ or exc, 'orig', exc))
+        if 'readonly' in said or 'no such table' in said: raise InputError(f'{file}: holds no study yet; look again in a moment') from None # its tables are being made
+        raise InputError(f'{file}: is held by another process; look again in a moment' if 'locked' in said else f'{file}: cannot be read as a study ({said.splitlines()[0][:120]})') from None
+
+def open_study(
+    path: str | Path, # run folder, or the study's file
+    name: str | None = None # of the study; None: the only one
+): # an `optuna.Study` that cannot be written to
+    "A study to look at. Raises `InputError` where there is none, or while another process holds it."
+    file = Path(path) / 'study.db' if Path(path).is_dir() else Path(path)
+    if not file.is_file(): raise InputError(f'{path}: holds no study.db, so there is no study')
+    with study_problems(file), silent():
+        address = f'sqlite:///file:{quote(str(file.absolute()))}?mode=ro&uri=true'
+        storage = optuna.storages.RDBStorage(address, engine_kwargs=dict(connect_args=dict(timeout=2)), skip_compatibility_check=True, skip_table_creation=True)
+        names = optuna.get_all_study_names(storage)
+        if name not in names if name else len(names) != 1: raise InputError(f"{file}: holds the studies {', '.join(names) or 'none'}; choose one by name")
+        return optuna.load_study(study_name=name or names[0], storage=storage)
 
 # %% ../nbs/03e_storage.ipynb #5966c190
 def worker_id() -> str:

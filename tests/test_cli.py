@@ -117,6 +117,39 @@ def test_settings_reach_the_trials_of_a_job(folder, tmp_path, capsys):
         assert main(on_data('tune', folder, tmp_path / 'other', *short, *words)) == 2 and said in capsys.readouterr().err and not (tmp_path / 'other').exists()
 
 
+def test_a_study_that_another_process_holds_is_named(tmp_path, capsys):
+    import sqlite3
+    from optkit.storage import open_storage
+    open_storage(tmp_path / 'study.db')
+    with sqlite3.connect(tmp_path / 'study.db') as c: c.execute('pragma journal_mode=delete')
+    holder = sqlite3.connect(tmp_path / 'study.db', isolation_level=None)
+    holder.execute('begin exclusive')
+    start = time.monotonic()
+    assert main(['forecast', str(tmp_path)]) == 2 and time.monotonic() - start < 30
+    err = capsys.readouterr().err
+    assert 'held by another process' in err and len(err.splitlines()) == 1
+    holder.execute('rollback'); holder.close()
+
+
+@pytest.mark.parametrize('error, code', [(MemoryError('one row does not fit'), 1), (FloatingPointError('no epoch gave a number'), 1), (KeyboardInterrupt(), 130)], ids=['memory', 'no number', 'Ctrl-C'])
+def test_a_failure_ends_with_1_and_a_line(folder, tmp_path, capsys, monkeypatch, error, code):
+    import optkit.trainer
+    def fails(*args, **kwargs): raise error
+    monkeypatch.setattr(optkit.trainer.Trainer, 'fit', fails)
+    assert main(on_data('train', folder, tmp_path / 'run', 'epochs=1', 'precision=fp32')) == code
+    err = capsys.readouterr().err.strip()
+    assert 'Traceback' not in err and len(err.splitlines()) == 1 and (code == 130 or str(error) in err)
+
+
+def test_a_place_that_cannot_be_written_to_is_said_before_the_work(folder, tmp_path, capsys):
+    (tmp_path / 'file').touch()
+    for words, said in ((['bench', '--out', str(tmp_path)], 'is a folder'), (['bench', '--out', str(tmp_path / 'file' / 'x.json')], 'cannot be made'), (on_data('train', folder, tmp_path / 'file' / 'run'), 'is a file')):
+        assert main(words) == 2, words
+        err = capsys.readouterr().err
+        assert said in err and len(err.splitlines()) == 1, err
+    assert [p.name for p in tmp_path.iterdir()] == ['file']
+
+
 @pytest.mark.slow
 def test_a_worker_takes_part_in_a_study(folder, tmp_path, capsys):
     "The job waits between its first trials until the worker has begun; both end with the same twelve"

@@ -104,6 +104,7 @@ def test_a_training_view_says_where_it_stands(tmp_path):
     view.state = view.look()
     assert 'running: step 5 of 10, epoch 2 of 2' in view.words() and '500 real tokens/s, 5.0% of the card’s peak (10,000 tokens/s)' in view.words() and '0:09 left' in view.words() and not view.over
     steps, s = view.series()
+    assert s['peak'] == pytest.approx([10_000.] * 5)  # the card's, in tokens a second
     assert steps == [1, 2, 3, 4, 5] and s['loss'][0] == 1. and [v for v in s['score'] if v] == [.5, .5] and s['score'][3] is None
     write_progress(tmp_path / 'progress.json', replace(readings()[-1], state='failed', note='RuntimeError: no'))
     view.state = view.look()
@@ -155,6 +156,16 @@ def test_looking_back_shows_the_trials_up_to_then(study):
     assert view.best()['value'] == max(r['value'] for r in view.rows() if r['state'] == 'complete')
     view.upto = 0
     assert view.best() is None and view.png()
+
+
+def test_values_by_epoch_are_lines_of_folds_and_the_best_trial_stands_out(study):
+    view = study_view(study)
+    others, best = views._curves(view)
+    folds = [len(r['curves']) for r in view.rows()]
+    assert best[0].count(None) == len(view.best()['curves']) == 3 and others[0].count(None) == sum(folds) - 3
+    assert [v for v in best[1] if v is not None] == [abs(v) for c in view.best()['curves'] for v in c] and best[0][0] == 1
+    view.upto = 0
+    assert views._curves(view) == ([[], []], [[], []]) and view.png()
 
 
 def test_new_trials_are_seen(tmp_path):
@@ -210,6 +221,20 @@ def test_a_study_that_another_process_holds_is_named_and_the_view_goes_on(tmp_pa
     holder.execute('rollback'); holder.close()
 
 
+def test_a_run_folder_without_write_access_is_said_in_a_line(study, tmp_path, monkeypatch):
+    from pathlib import Path
+    for now in readings(): write_progress(tmp_path / 'progress.json', now)
+    training, view = training_view(tmp_path), study_view(study)
+    def refuses(*args, **kwargs): raise PermissionError(13, 'Permission denied')
+    monkeypatch.setattr(Path, 'touch', refuses)
+    for act in (training.stop, view.pause, view.stop):
+        with pytest.raises(InputError, match='cannot be written to .Permission denied.') as found: act()
+        assert '\n' not in str(found.value)
+    view.text = SimpleNamespace(value='')
+    views._press(view, view.pause)
+    assert 'Permission denied' in view.text.value  # the button says so, and the view goes on
+
+
 # --- claims
 
 def test_claims_are_filtered():
@@ -260,16 +285,20 @@ def test_a_cell_that_is_run_again_takes_the_place_of_its_view(tmp_path, monkeypa
 
 def test_a_live_view_moves_survives_what_it_cannot_read_and_ends_with_its_run(tmp_path, monkeypatch):
     monkeypatch.setattr(views, 'listened_to', lambda: True)
+    monkeypatch.setattr(views, 'LOOKS', 0)  # no pauses, which another test looks at
     write_progress(tmp_path / 'progress.json', readings()[0])
     view = training_view(tmp_path)
     view.every = .05
+    def soon(done, end=time.monotonic() + 30):
+        while not done() and time.monotonic() < end: time.sleep(.05)
+        return done()
     shown(view, monkeypatch)
-    write_progress(tmp_path / 'progress.json', readings()[4]); time.sleep(.5)
-    assert 'step 5 of 10' in view.text.value and len(view.plot.data[0].x) == 2
-    (tmp_path / 'progress.json').write_text('{"state": '); time.sleep(.5)
-    assert 'progress.json' in view.text.value and not view.closed.is_set()
-    write_progress(tmp_path / 'progress.json', replace(readings()[4], state='finished')); time.sleep(.5)
-    assert 'finished' in view.text.value and view.closed.is_set() and view.button.disabled
+    write_progress(tmp_path / 'progress.json', readings()[4])
+    assert soon(lambda: 'step 5 of 10' in view.text.value) and len(view.plot.data[0].x) == 2
+    (tmp_path / 'progress.json').write_text('{"state": ')
+    assert soon(lambda: 'progress.json' in view.text.value) and not view.closed.is_set()
+    write_progress(tmp_path / 'progress.json', replace(readings()[4], state='finished'))
+    assert soon(view.closed.is_set) and 'finished' in view.text.value and view.button.disabled
 
 
 def test_a_view_that_costs_much_looks_seldom(tmp_path, monkeypatch):
@@ -287,6 +316,46 @@ def test_a_view_that_costs_much_looks_seldom(tmp_path, monkeypatch):
     time.sleep(3)
     view.close()
     assert 1 <= len(looks) <= 2, 'one look, then a pause of a hundred times what it cost'
+
+
+def test_views_share_a_hundredth_of_the_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(views, '_LIVE', {n: None for n in range(4)})
+    write_progress(tmp_path / 'progress.json', readings()[0])
+    view, waits = training_view(tmp_path), []
+    class Closed:
+        def wait(self, seconds): waits.append(seconds); return len(waits) > 2
+        def set(self): pass
+    def dear():
+        until = time.thread_time() + .01
+        while time.thread_time() < until: pass
+        return type(view).look(view)
+    view.closed, view.look, view.refresh = Closed(), dear, lambda: None
+    views._again(view)
+    assert waits[0] == view.every and min(waits[1:]) >= 4 * 100 * .01
+    spent, at = iter(range(0, 400, 25)), iter(range(0, 1600, 100))  # a process that gets a quarter of a core
+    monkeypatch.setattr(views, 'time', SimpleNamespace(thread_time=time.thread_time, process_time=lambda: next(spent), monotonic=lambda: next(at)))
+    waits.clear()
+    views._again(view)
+    assert min(waits[1:]) >= 4 * 4 * 100 * .01
+
+
+@pytest.mark.slow
+def test_a_front_end_that_never_answers_holds_nothing_up(tmp_path):
+    "A kernel whose client reads what is displayed and sends no message for a widget"
+    manager_of = pytest.importorskip('jupyter_client.manager', reason='needs jupyter_client').KernelManager
+    write_progress(tmp_path / 'progress.json', readings()[0])
+    manager = manager_of(kernel_name='python3')
+    manager.start_kernel()
+    client, shown = manager.client(), []
+    try:
+        client.start_channels(); client.wait_for_ready(120)
+        code = f"from optkit.views import *; display(training_view({str(tmp_path)!r}), watch()); import time; time.sleep(3); print('on')"
+        reply = client.execute_interactive(code, timeout=120, allow_stdin=False, output_hook=lambda m: shown.append(m['content']))
+    finally:
+        client.stop_channels(); manager.shutdown_kernel(now=True)
+    assert reply['content']['status'] == 'ok', reply['content']
+    bundles = [c['data'] for c in shown if 'application/vnd.jupyter.widget-view+json' in c.get('data', {})]
+    assert len(bundles) == 2 and all('data:image/png;base64' in b['text/html'] and b['text/plain'] for b in bundles) and any(c.get('text') == 'on\n' for c in shown)
 
 
 def test_listened_to_is_false_here(monkeypatch):
