@@ -728,23 +728,28 @@ MID_WRITE = textwrap.dedent("""
     def commit(self):
         self.flush()  # what is written is in the open transaction
         calls.append(1)
-        if len(calls) == int(sys.argv[2]): os.kill(os.getpid(), signal.SIGKILL)
+        if len(calls) == last: os.kill(os.getpid(), signal.SIGKILL)
         plain(self)
     Session.commit = commit
-    tune(shared.Runner(sys.argv[3], 0.), shared.space, 6, folds=3, storage=sys.argv[1], strategy='none', progress=False)
+    for last in map(int, sys.argv[1:]):
+        process = os.fork()
+        if not process:
+            tune(shared.Runner('log', 0.), shared.space, 6, folds=3, storage=f'{last}.db', strategy='none', progress=False)
+            os._exit(0)
+        assert os.waitpid(process, 0)[1] == signal.SIGKILL
 """)
 
 
-@pytest.mark.parametrize('commit', [12, 33, 40])
-def test_killed_in_the_middle_of_a_write(tmp_path, commit):
+def test_killed_in_the_middle_of_a_write(tmp_path):
     (tmp_path / 'shared.py').write_text(MODULE); (tmp_path / 'dies.py').write_text(MID_WRITE)
-    env = dict(os.environ, PYTHONPATH=f'{ROOT}{os.pathsep}{tmp_path}', OMP_NUM_THREADS='1')
-    process = subprocess.run([sys.executable, str(tmp_path / 'dies.py'), str(tmp_path / 'study.db'), str(commit), str(tmp_path / 'log')], env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert process.returncode == -signal.SIGKILL, process.stderr
+    env, commits = dict(os.environ, PYTHONPATH=f'{ROOT}{os.pathsep}{tmp_path}', OMP_NUM_THREADS='1'), (12, 33, 40)
+    process = subprocess.run([sys.executable, str(tmp_path / 'dies.py'), *map(str, commits)], env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
     plain = simulated_runner()
-    study = tune(lambda p, f: plain(p, f), lambda trial: dict(lr=trial.suggest_float('lr', 1e-5, 1e-1, log=True), weight_decay=trial.suggest_float('weight_decay', 1e-3, 1, log=True)), 6, folds=3, epochs=3,
-                 storage=tmp_path / 'study.db', strategy='none', progress=False)
-    check_shared(study, 6)
+    for commit in commits:
+        study = tune(lambda p, f: plain(p, f), lambda trial: dict(lr=trial.suggest_float('lr', 1e-5, 1e-1, log=True), weight_decay=trial.suggest_float('weight_decay', 1e-3, 1, log=True)), 6, folds=3, epochs=3,
+                     storage=tmp_path / f'{commit}.db', strategy='none', progress=False)
+        check_shared(study, 6)
 
 
 @pytest.mark.slow

@@ -1,10 +1,12 @@
 "The main job as a user runs it: through the command line, in processes of its own, killed and started again"
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from functools import partial, partialmethod
 from pathlib import Path
 
 import pandas as pd
@@ -31,12 +33,29 @@ def folder(tmp_path_factory):
 
 def arguments(folder, out, *more, data=None, model=None):
     return ['tune', '--data', str(data or folder / 'data.csv'), '--text', 'a', '--pair', 'b', '--label', 'y', '--model', str(model or folder / 'model'), '--out', str(out),
-            '--trials', '8', '--epochs', '3', '--precision', 'fp32', '--quiet', *(w for s in SPACE for w in ('--space', s)), *more]
+            '--trials', '8', '--epochs', '2', '--precision', 'fp32', '--quiet', *(w for s in SPACE for w in ('--space', s)), *more]
 
 
 def config(folder, out, **changes):
-    return JobConfig(**dict(dict(data=str(folder / 'data.csv'), text='a', pair='b', label='y', model=str(folder / 'model'), out=str(out), trials=6, epochs=3, space=SPACE,
-                                 precision='fp32', ladder=False, save_model=False), **changes))
+    return JobConfig(**dict(dict(data=str(folder / 'data.csv'), text='a', pair='b', label='y', model=str(folder / 'model'), out=str(out), trials=4, epochs=2, space=SPACE,
+                                 precision='fp32', ladder=False, confirm=0, save_model=False), **changes))
+
+
+@pytest.fixture(autouse=True, scope='module')
+def short_measurements():
+    "Speed is measured for less than the usual second, the interval of the final score by fewer draws; not in processes of their own"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, '_rows_per_s', partialmethod(Job._rows_per_s, at_least_s=.1))
+        patch.setattr(optkit.job, 'bootstrap_score', partial(optkit.job.bootstrap_score, repeats=50))
+        yield
+
+
+@pytest.fixture(scope='module')
+def finished(folder, short_measurements, tmp_path_factory):
+    "The folder of a finished run, to be read or copied"
+    out = tmp_path_factory.mktemp('finished') / 'run'
+    run(config(folder, out, confirm=3))
+    return out
 
 
 def run(job_config): return Job(job_config, progress=False, say=lambda text: None, command='test').run()
@@ -79,20 +98,20 @@ def test_the_whole_job_and_its_model(folder, tmp_path):
 
 
 def test_kill_9_in_the_study_keeps_the_finished_trials(folder, tmp_path):
-    out, words = tmp_path / 'run', arguments(folder, tmp_path / 'run', '--no-ladder', '--trials', '20', '--epochs', '6')
+    out, words = tmp_path / 'run', arguments(folder, tmp_path / 'run', '--no-ladder', '--trials', '9', 'confirm=0')
     process, until = start(words), time.monotonic() + 120
     while len(over(out)) < 3 and time.monotonic() < until and process.poll() is None: time.sleep(.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = over(out)
-    assert 3 <= len(before) < 20 and not (out / 'final.json').exists(), 'killed in the middle of the study'
+    assert 3 <= len(before) < 9 and not (out / 'final.json').exists(), 'killed in the middle of the study'
     process = start(words)
     said = process.communicate(timeout=180)[0]
     assert process.returncode == 0 and 'going on with the run' in said, said
     after = {t['number']: t for t in read_json(out / 'study.json')['trials']}
     assert all(after[n] == t for n, t in before.items())
-    assert sum(t['state'] in ('complete', 'stopped', 'failed') for t in after.values()) == 20
-    assert len({json.dumps(t['params'], sort_keys=True) for t in after.values() if t['state'] != 'interrupted'}) == 20, 'no suggestion comes twice'
+    assert sum(t['state'] in ('complete', 'stopped', 'failed') for t in after.values()) == 9
+    assert len({json.dumps(t['params'], sort_keys=True) for t in after.values() if t['state'] != 'interrupted'}) == 9, 'no suggestion comes twice'
     assert (out / 'report.html').is_file() and not list(out.glob('*.tmp*'))
 
 
@@ -106,15 +125,14 @@ def test_control_c_ends_with_130_and_says_how_to_go_on(folder, tmp_path):
     assert (out / 'run.json').is_file() and not (out / 'final.json').exists()
 
 
-def test_more_trials_go_on_with_the_study_and_refit(folder, tmp_path):
-    out = tmp_path / 'run'
-    run(config(folder, out))
+def test_more_trials_go_on_with_the_study_and_refit(folder, finished, tmp_path):
+    out = shutil.copytree(finished, tmp_path / 'run')
     first = read_json(out / 'study.json')['trials']
-    run(config(folder, out))
+    run(config(folder, out, confirm=3))
     assert read_json(out / 'study.json')['trials'] == first
-    run(config(folder, out, trials=9))
+    run(config(folder, out, confirm=3, trials=6))
     more = read_json(out / 'study.json')
-    assert more['trials'][:6] == first and len(more['trials']) == 9 and read_json(out / 'final.json')['trial'] == read_json(out / 'confirm.json')['winner']
+    assert more['trials'][:4] == first and len(more['trials']) == 6 and read_json(out / 'final.json')['trial'] == read_json(out / 'confirm.json')['winner']
 
 
 def test_the_best_few_run_again_on_other_folds(folder, tmp_path, monkeypatch):
@@ -122,7 +140,7 @@ def test_the_best_few_run_again_on_other_folds(folder, tmp_path, monkeypatch):
     real = optkit.job.fold_runner
     def watched(engine, store, folds, config): seen.append((folds, config.seed)); return real(engine, store, folds, config)
     monkeypatch.setattr(optkit.job, 'fold_runner', watched)
-    run(config(folder, out, trials=4))
+    run(config(folder, out, epochs=3, confirm=3))
     (first, seed), (other, again_seed) = seen
     assert again_seed == seed + 1 and all(set(a[1]) != set(b[1]) for a in first for b in other) and {*map(int, sum((list(f[1]) for f in first), []))} == {*map(int, sum((list(f[1]) for f in other), []))}
     study, again, final = (read_json(out / f'{n}.json') for n in ('study', 'confirm', 'final'))
@@ -134,10 +152,10 @@ def test_the_best_few_run_again_on_other_folds(folder, tmp_path, monkeypatch):
     assert any(d['what'] == 'best trial' and f"{won['fresh']:.4f}" in d['reason'] and f"{won['search']:.4f}" in d['reason'] for d in read_json(out / 'decisions.json'))
     for stage in ('confirm', 'final'): (out / f'{stage}.json').unlink()
     seen.clear()
-    run(config(folder, out, trials=4))
+    run(config(folder, out, epochs=3, confirm=3))
     assert read_json(out / 'confirm.json') == again and read_json(out / 'final.json')['trial'] == final['trial'], 'kept with the study'
     (out / 'confirm.json').unlink()
-    run(config(folder, out, trials=4, confirm=1))
+    run(config(folder, out, epochs=3, confirm=1))
     assert read_json(out / 'final.json')['trial'] == study['best'], 'another winner is refitted'
 
 
@@ -157,7 +175,7 @@ def test_sizes_are_measured_for_the_layout(folder, tmp_path, monkeypatch):
 
 
 def test_without_runs_on_other_folds_the_best_of_the_search_is_refitted(folder, tmp_path):
-    run(config(folder, tmp_path / 'run', confirm=0, trials=3))
+    run(config(folder, tmp_path / 'run', confirm=0, trials=2))
     assert not (tmp_path / 'run' / 'confirm.json').exists() and read_json(tmp_path / 'run' / 'final.json')['trial'] == read_json(tmp_path / 'run' / 'study.json')['best']
     assert size_job({64: 30.}, 2000, 270., again=3).rows < size_job({64: 30.}, 2000, 270.).rows, 'what runs again is paid from the budget'
     with pytest.raises(InputError, match='confirm is -1'): config(folder, tmp_path / 'run', confirm=-1)
@@ -178,7 +196,7 @@ def test_a_study_in_which_nothing_completes_still_has_a_report(folder, tmp_path)
     page = render(tmp_path / 'run').read_text()
     study = read_json(tmp_path / 'run' / 'study.json')
     if study['best'] is None: assert read_json(tmp_path / 'run' / 'final.json')['score'] is None
-    assert len(study['trials']) == 6 and '</html>' in page
+    assert len(study['trials']) == 4 and '</html>' in page
 
 
 # --- what is wrong with the input: exit code 2, one or two lines that name it, nothing written
@@ -235,8 +253,8 @@ def test_a_model_folder_that_is_none(folder, tmp_path, capsys):
         assert said in capsys.readouterr().err and not (tmp_path / 'run').exists()
 
 
-def test_a_run_folder_of_another_study_or_of_something_else(folder, tmp_path, capsys):
-    run(config(folder, tmp_path / 'run'))
+def test_a_run_folder_of_another_study_or_of_something_else(folder, finished, tmp_path, capsys):
+    shutil.copytree(finished, tmp_path / 'run')
     before = {p.name: p.read_bytes() for p in (tmp_path / 'run').iterdir() if p.is_file()}
     assert main(arguments(folder, tmp_path / 'run', '--seed', '5')) == 2
     assert 'belongs to another study (seed was 0, now 5' in capsys.readouterr().err
@@ -247,9 +265,9 @@ def test_a_run_folder_of_another_study_or_of_something_else(folder, tmp_path, ca
     assert main(['report', str(tmp_path / 'thesis')]) == 2
 
 
-def test_one_process_a_run_folder(folder, tmp_path):
+def test_one_process_a_run_folder(folder, finished, tmp_path):
     from filelock import FileLock
-    run(config(folder, tmp_path / 'run'))
+    shutil.copytree(finished, tmp_path / 'run')
     with FileLock(str(tmp_path / 'run' / '.lock')), pytest.raises(InputError, match='another process is working in this run folder'): run(config(folder, tmp_path / 'run', trials=7))
 
 
@@ -275,22 +293,14 @@ def test_a_folder_that_cannot_be_made(folder, tmp_path, capsys, out):
 
 # --- a second start
 
-@pytest.mark.parametrize('changes', [dict(epochs=2), dict(rows=90), dict(max_length=40), dict(lr=1e-3), dict(effective_batch=8), dict(budget_s=99.), dict(seed=1), dict(metric='accuracy'),
+@pytest.mark.parametrize('changes', [dict(epochs=3), dict(rows=90), dict(max_length=40), dict(lr=1e-3), dict(effective_batch=8), dict(budget_s=99.), dict(seed=1), dict(metric='accuracy'),
                                      dict(precision=None), dict(folds=4), dict(space=('lr=1e-4..1e-2:log',)), dict(drop_empty=True)], ids=str)
 def test_a_second_start_with_other_options_is_refused(folder, finished, changes):
     if changes == dict(precision=None) and Job(config(folder, finished.parent / 'other', precision=None), progress=False).precision.compute.value == 'fp32': pytest.skip('this machine chooses fp32 by itself')
     with pytest.raises(InputError, match=f"belongs to another study .*{[*changes][0]}"): Job(config(folder, finished, **changes), progress=False)
 
 
-@pytest.fixture(scope='module')
-def finished(folder, tmp_path_factory):
-    out = tmp_path_factory.mktemp('finished') / 'run'
-    run(config(folder, out))
-    return out
-
-
 def test_other_weights_of_the_same_shape_are_another_study(folder, finished, tmp_path):
-    import shutil
     shutil.copytree(folder / 'model', tmp_path / 'model')
     example_model(seed=5).save_pretrained(tmp_path / 'model')
     with pytest.raises(InputError, match='belongs to another study .weights'): Job(config(folder, finished, model=str(tmp_path / 'model')), progress=False)
@@ -299,16 +309,14 @@ def test_other_weights_of_the_same_shape_are_another_study(folder, finished, tmp
 @pytest.mark.parametrize('name', ['decisions', 'speed', 'plan', 'data', 'batch', 'train', 'study', 'confirm', 'final', 'timings'])
 @pytest.mark.parametrize('content', ['{"rows": 1', '3'])
 def test_a_damaged_file_is_named(folder, finished, tmp_path, capsys, name, content):
-    import shutil
     out = tmp_path / 'run'
     shutil.copytree(finished, out)
     (out / f'{name}.json').write_text(content)
     if name == 'timings': (out / 'final.json').unlink()
-    with pytest.raises(InputError, match=f'{name}.json: cannot be read'): run(config(folder, out))
+    with pytest.raises(InputError, match=f'{name}.json: cannot be read'): run(config(folder, out, confirm=3))
 
 
 def test_a_damaged_database_is_named(folder, finished, tmp_path):
-    import shutil
     shutil.copytree(finished, tmp_path / 'run')
     (tmp_path / 'run' / 'study.json').unlink()
     (tmp_path / 'run' / 'study.db').write_bytes(b'not a database' * 100)
@@ -379,8 +387,8 @@ def test_the_demo_on_the_packaged_model(tmp_path):
     assert final['rows'] == 400 and final['score'] > .5 and len(read_json(tmp_path / 'demo' / 'study.json')['trials']) >= 8
 
 
-def test_the_forecast_of_a_run_folder(folder, tmp_path, capsys):
-    out = tmp_path / 'run'
+def test_the_forecast_of_a_run_folder(folder, finished, tmp_path, capsys):
+    out = shutil.copytree(finished, tmp_path / 'run')
     run(config(folder, out, trials=7))
     before = {p.name: p.stat().st_mtime_ns for p in out.iterdir() if p.suffix == '.json'}
     assert main(['forecast', str(out), '--trials', '20', '--workers', '2']) == 0

@@ -297,25 +297,29 @@ def plant_flash_attn(folder, code):
     (info / 'top_level.txt').write_text('flash_attn\n')
 
 
-@pytest.mark.parametrize('code, said', [('raise ImportError("flash_attn_2_cuda.so: undefined symbol: _ZN3c10")', 'ImportError: flash_attn_2_cuda.so: undefined symbol'),
-                                        ('raise OSError("libcudart.so.11.0: cannot open shared object file")', 'OSError: libcudart'), ('import no_such_part', 'no_such_part')])
-def test_a_broken_flash_attn_falls_back_and_says_why(tmp_path, code, said):
+BROKEN = {'raise ImportError("flash_attn_2_cuda.so: undefined symbol: _ZN3c10")': 'ImportError: flash_attn_2_cuda.so: undefined symbol',
+          'raise OSError("libcudart.so.11.0: cannot open shared object file")': 'OSError: libcudart', 'import no_such_part': 'no_such_part'}
+
+def test_a_broken_flash_attn_falls_back_and_says_why(tmp_path):
     import json, os, subprocess, sys
-    plant_flash_attn(tmp_path, code)
+    plant_flash_attn(tmp_path, 'import os; exec(os.environ["FLASH_ATTN"])')
     script = '''
-import json, torch
+import json, os, sys, torch
 torch.cuda.is_available = lambda: True   # transformers then believes the version that the package claims
 from optkit.precision import choose_attention
 from transformers import AutoModelForSequenceClassification, BertConfig
 config = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
-chosen = choose_attention('flash_attention_2')
-model = AutoModelForSequenceClassification.from_config(config, attn_implementation=chosen.value)
-print(json.dumps([chosen.value, chosen.reason, list(model(torch.ones(1, 4, dtype=torch.long)).logits.shape)]))'''
+for code in sys.argv[1:]:
+    os.environ['FLASH_ATTN'] = code
+    chosen = choose_attention('flash_attention_2')
+    model = AutoModelForSequenceClassification.from_config(config, attn_implementation=chosen.value)
+    print(json.dumps([chosen.value, chosen.reason, list(model(torch.ones(1, 4, dtype=torch.long)).logits.shape)]))'''
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get('PYTHONPATH')])])
-    done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=path))
+    done = subprocess.run([sys.executable, '-c', script, *BROKEN], capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=path, FLASH_ATTN=[*BROKEN][0]))
     assert done.returncode == 0, done.stderr
-    value, reason, shape = json.loads(done.stdout.strip().splitlines()[-1])
-    assert value == 'sdpa' and said in reason and 'flash_attention_2 was asked for' in reason and shape == [1, 2]
+    for line, said in zip(done.stdout.strip().splitlines(), BROKEN.values(), strict=True):
+        value, reason, shape = json.loads(line)
+        assert value == 'sdpa' and said in reason and 'flash_attention_2 was asked for' in reason and shape == [1, 2]
 
 
 def test_attention_packages():

@@ -4,9 +4,13 @@
     python tools/test.py --all           with notebook cells and tests that are flagged slow
     python tools/test.py --check         only whether notebooks, package and README are in step
     python tools/test.py 02 03           these notebooks, and no pytest
+
+The notebooks, one after the other, and pytest run side by side, so their lines come mixed. Each has one
+thread for computation, unless OMP_NUM_THREADS says otherwise.
 """
 import argparse, json, os, shutil, subprocess, sys, tempfile, time, traceback
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -88,13 +92,16 @@ def notebook(path, flags):
 
 
 def tests(everything):
-    "Run pytest in the open; return the counts of passed, failed and skipped tests, and the exit status"
+    "Run pytest and print its lines as they come; return the counts of passed, failed and skipped tests, and the exit status"
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder)/'report.xml'
         args = ['-p', 'pytest_ci', '--timeout=600', '-q', '-rs', f'--junitxml={report}', *([] if everything else ['-m', 'not slow'])]
         path = os.pathsep.join(filter(None, [str(TOOLS), os.environ.get('PYTHONPATH')]))
         env = os.environ | {'HF_HUB_OFFLINE': '1', 'PYTHONPATH': path}
-        status = subprocess.run([sys.executable, '-m', 'pytest', *args], cwd=ROOT, env=env, stdin=subprocess.DEVNULL).returncode
+        with subprocess.Popen([sys.executable, '-m', 'pytest', *args], cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace') as process:
+            for line in process.stdout: print(line, end='', flush=True)
+        status = process.returncode
         if not report.exists(): return 0, 1, 0, status
         suites = list(ElementTree.parse(report).iter('testsuite'))
         total, bad, skipped = (sum(int(s.get(k, 0)) for s in suites for k in keys) for keys in
@@ -108,6 +115,7 @@ def main():
     parser.add_argument('--all', action='store_true')
     parser.add_argument('--check', action='store_true')
     args = parser.parse_args()
+    os.environ.setdefault('OMP_NUM_THREADS', '1')
     checks, flags = Checks(), 'slow' if args.all else ''
     if not args.names:
         checks.run('notebooks are clean', unclean)
@@ -115,16 +123,18 @@ def main():
         checks.run('README.md is what nbs/index.ipynb says', readme)
     books = cells = passed = bad = skipped = 0
     if not args.check:
-        for path in find(args.names):
-            count = sum(runs(c, tst_flags() - {*flags.split()}) for c in json.loads(path.read_text('utf-8'))['cells'])
-            start, problem = time.time(), notebook(path, flags)
-            checks.add(f'{path.name}: {count} cells, {time.time() - start:.0f} s', problem)
-            books, cells = books + 1, cells + count
+        with ThreadPoolExecutor(1) as pool:
+            suite = None if args.names else pool.submit(tests, args.all)
+            for path in find(args.names):
+                count = sum(runs(c, tst_flags() - {*flags.split()}) for c in json.loads(path.read_text('utf-8'))['cells'])
+                start, problem = time.time(), notebook(path, flags)
+                checks.add(f'{path.name}: {count} cells, {time.time() - start:.0f} s', problem)
+                books, cells = books + 1, cells + count
         if not books: checks.add('nbdev_test', 'no notebook was tested')
-    if not args.check and not args.names:
-        passed, bad, skipped, status = tests(args.all)
-        problem = 'no test ran' if status == PYTEST_NO_TESTS or not passed + bad else f'exit status {status}, see above'
-        checks.add(f'pytest: {passed} passed, {bad} failed, {skipped} skipped', problem if status or not passed else '')
+        if suite:
+            passed, bad, skipped, status = suite.result()
+            problem = 'no test ran' if status == PYTEST_NO_TESTS or not passed + bad else f'exit status {status}, see above'
+            checks.add(f'pytest: {passed} passed, {bad} failed, {skipped} skipped', problem if status or not passed else '')
     if not args.check: print(f'{books} notebooks with {cells} cells, {passed + bad} tests')
     failed = checks.failed + max(bad - 1, 0)
     print(f'{checks.passed + passed} passed, {failed} failed' + (f', {skipped} skipped' if skipped else ''))
