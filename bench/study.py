@@ -2,22 +2,27 @@
 
     python bench/minilm_folds.py --pack FOLDER                    # what a machine without packages and network needs
     OPTKIT_BENCH=FOLDER python bench/study.py --fast --state STATE --limit 500    # again and again, until it says that all is done
+    OPTKIT_BENCH=FOLDER python bench/study.py --fast --pilot                      # a minute: whether and how fast it learns
     python bench/study.py --dry --state /some/folder --out /some/folder           # tiny, on a CPU
-    python bench/study.py --simulate bench/results/study-real-curves-h100.json    # studies of 200 trials from recorded curves
+    python bench/study.py --simulate bench/results/study-real-curves-h100.json --into bench/results/study-real-h100.json   # anywhere: studies of 200 trials from recorded curves
 
-A call ends cleanly after `--limit` seconds, between two trials; STATE (a database and two small files) then holds everything,
-and the same call with it goes on, on this machine or another one. Folds and seeds belong to the study seed, so they are the
-same for each strategy. Every trial pays for what it does inside the runner and outside of it (sampling, storage, the
-strategy); what the engine builds is paid before the first trial of a call and kept apart. The winner of each study is
-trained again on other documents that no study saw, with other folds and seeds, several times: its fresh score.
+A call ends cleanly `--limit` seconds after its process began, between two trials; STATE (a database and two small files) then
+holds everything, and the same call with it goes on, on this machine or another one. What is finished is written after each
+trial, so a call that is killed loses one trial; records of the studies that are whole are written at the end of each call.
+An evaluation follows each `--evaluation-rows` rows of training, several in each pass over the rows of a fold. Folds and seeds
+belong to the study seed, so they are the same for each strategy; no strategy takes a value from another's trials. Every trial
+pays for what it does inside the runner and outside of it (sampling, storage, the strategy); what the engine builds is paid
+before the first trial of a call and kept apart. The winner of each study is trained again on other documents that no study
+saw, with other folds and seeds, several times: its fresh score.
 """
 import argparse, json, math, os, sys, time
+from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
 import numpy as np
-import optuna
+import optuna, psutil
 from optuna.distributions import json_to_distribution
 
 from minilm_folds import found, read_rows
@@ -29,7 +34,7 @@ from optkit.hpo import TrainerRunner, as_space, best_complete, curves, ended, sp
 from optkit.simulator import simulate
 from optkit.storage import silent, sqlite_storage
 from optkit.timing import provenance, quantiles, read_json, write_json
-from optkit.trainer import TrainConfig, Trainer, make_engine
+from optkit.trainer import TrainConfig, Trainer, make_engine, with_rows
 
 STRATEGIES = ('none', 'hyperband', 'reports', 'racing')
 BATCHES = (16, 32, 64)
@@ -37,17 +42,52 @@ SPACE = ('lr=1e-5..1e-3:log', 'weight_decay=1e-3..0.3:log', 'warmup=0.0..0.3', '
 MARGIN = .01 # F1
 
 
+AT_ONCE = 320 # rows of an evaluation that go through the model at once
+
+
 class Enough(Exception): "The time of this call is over"
+
+
+BEGAN = time.time() # of a call; of the process where this is the script, whose imports count too
+
+
+def since_start(): return time.time() - BEGAN
+
+
+def said(text): print(f'{since_start():5.0f} s  {text}', flush=True)
+
+
+def part_of_pass(rows, count, number, seed):
+    "The rows before evaluation `number`, from 1 on: disjoint parts of a pass in an order of its own, what is left over is skipped"
+    parts = max(1, len(rows) // count)
+    turn, part = divmod(number - 1, parts)
+    return np.random.default_rng((seed, turn)).permutation(rows)[part * count:(part + 1) * count]
+
+
+class PartTrainer(Trainer):
+    "A trainer that evaluates several times in a pass over its rows"
+    whole = ()
+    def _train_epoch(self, rows): return super()._train_epoch(part_of_pass(self.whole, len(rows), self.position.epoch, self.config.seed))
 
 
 class Timed(TrainerRunner):
     "A runner that knows how long it was at work, and how long it took to begin"
-    def __init__(self, trainer, folds):
-        self.inside, self.begin, self.started = 0., 0., None
+    def __init__(self, trainer, folds, rows):
+        self.inside, self.begin, self.started, self.rows = 0., 0., None, rows
         trainer.on_step = self._on_step
         super().__init__(trainer, folds)
+        self.run = self._values
 
     def _on_step(self, *_): self.started = self.started or time.perf_counter()
+
+    def _values(self, params, fold):
+        (train, valid), t = self.folds[fold], self.trainer
+        trainer = PartTrainer(t.engine, t.store, with_rows(t.config, params), on_step=t.on_step)
+        trainer.whole = train
+        for epoch in trainer.epochs(train[:self.rows], valid): yield epoch.score
+
+    @property
+    def fingerprint(self): return super().fingerprint | dict(evaluation_rows=self.rows)
 
     def __call__(self, params, fold):
         values, first = self.run(params, fold), True
@@ -62,6 +102,15 @@ class Timed(TrainerRunner):
 
 
 # --- what is trained
+
+def thinned(rows, negatives, seed=0):
+    "All positive pairs of a document, and so many negative ones for each of them, at least one; 0: all"
+    if not negatives: return rows
+    rng, out, by = np.random.default_rng(seed), [], {}
+    for r in rows: by.setdefault(r['group'], ([], []))[int(r['label'])].append(r)
+    for no, yes in by.values(): out += yes + [no[n] for n in sorted(rng.permutation(len(no))[:max(1, negatives * len(yes))])]
+    return out
+
 
 def documents_of(groups, counts, seed=0):
     "Row numbers of disjoint sets of that many documents each"
@@ -84,47 +133,68 @@ class Setting:
     def __init__(self, a):
         self.a, self.hardware, (source, path) = a, detect(), found()
         tokenizer = load_tokenizer(source)
-        self.table = table_from(read_rows(path, a.documents + a.fresh_documents), 'premise', 'label', 'hypothesis', group='group')
+        self.table = table_from(thinned(read_rows(path, a.documents + a.fresh_documents), a.negatives), 'premise', 'label', 'hypothesis', group='group')
         self.groups, self.labels = np.asarray(self.table.groups), np.asarray(self.table.labels)
         self.search, self.fresh = documents_of(self.groups, (a.documents, a.fresh_documents))
-        self.store = tokenise(self.table, tokenizer, a.length, progress=False)
+        self.store = tokenise(self.table, tokenizer, a.length, progress=False).to(self.hardware.device)
+        said(f'{self.hardware.card}: {len(self.search)} rows to search on, {len(self.fresh)} fresh ones, tokenised')
         half = self.hardware.device == 'cuda' and self.hardware.gpu.capability >= (8, 0)
-        self.config = TrainConfig(epochs=a.evaluations, effective_batch=32, layout='sorted', precision='bf16' if half else 'fp32', eval_batch=256, metric='macro_f1', fast=a.fast, recover=False, read_every=10_000)
+        self.config = TrainConfig(epochs=a.evaluations, effective_batch=32, physical_batch=AT_ONCE, layout='sorted', precision='bf16' if half else 'fp32', eval_batch=AT_ONCE, metric='macro_f1', fast=a.fast, recover=False, read_every=10_000)
         start = time.perf_counter()
         self.engine = make_engine(load_model(source, self.table.classes, tokenizer), self.config, self.hardware)
-        for batch in BATCHES: next(self.runner(0)(dict(effective_batch=batch), 0)) # shapes are built, kernels chosen
+        said(f'engine made in {time.perf_counter() - start:.1f} s')
+        for batch in sorted(BATCHES) if a.fast and not self.engine.reason else (): self.engine.shapes_for(self.store, batch) # before an evaluation asks for wider ones, which would serve small steps too
+        self.evaluation = {b: self._prepare(b) for b in BATCHES}
         self.prepared = time.perf_counter() - start
+
+    def _prepare(self, batch):
+        "Build shapes and choose kernels for a batch; seconds of an evaluation, the training before it included"
+        start, values, times = time.perf_counter(), self.runner(0)(dict(effective_batch=batch), 0), []
+        for _ in range(min(4, self.a.evaluations)):
+            begun = time.perf_counter()
+            next(values)
+            times.append(time.perf_counter() - begun)
+        values.close()
+        if self.a.fresh: next(self.runner(1000, fresh=True)(dict(effective_batch=batch), 0)) # their folds are larger
+        said(f'batches of {batch}: {min(times):.4f} s an evaluation, built in {time.perf_counter() - start:.1f} s; {self.engine}')
+        return min(times)
 
     def runner(self, seed, fresh=False):
         rows = self.fresh if fresh else self.search
         folds = small_folds(rows, self.labels, self.groups, self.a.folds, self.a.train_documents, seed)
         config = TrainConfig(**json.loads(self.config.to_json()) | dict(seed=seed))
-        return Timed(Trainer(self.engine, self.store, config), folds)
+        return Timed(Trainer(self.engine, self.store, config), folds, self.a.evaluation_rows)
 
 
 # --- a call
 
-def run_study(s, strategy, seed, until, calls):
+def run_study(s, strategy, seed, calls):
     "Trials until the study is whole or the time is over; whether it is whole"
     a, runner, trials = s.a, s.runner(seed), []
+    calls.append(dict(study=f'{strategy}-{seed}', card=s.hardware.card, fast=a.fast, trials=trials))
     mark = [time.perf_counter(), 0., 0., runner.build_seconds]
     def on_trial(study, trial):
         now = [time.perf_counter(), runner.inside, runner.begin, runner.build_seconds]
         wall, inside, begin, build = (n - m for n, m in zip(now, mark))
         trials.append(dict(number=trial.number, ended=ended(trial), wall=wall, inside=inside, begin=begin, build=build))
+        write_json(Path(a.state) / 'calls.json', calls)
+        if len(trials) in (1, 3) or not len(trials) % 10: said(_standing(s, f'{strategy}-{seed}', trials))
         mark[:] = [time.perf_counter(), *now[1:]]
-        if now[0] > until: raise Enough
-    try:
-        study = tune(runner, list(SPACE), a.trials, folds=a.folds, epochs=a.evaluations, strategy=strategy, storage=Path(a.state) / 'study.db', name=f'{strategy}-{seed}', seed=seed, on_trial=on_trial, progress=False, say=print)
-    except Enough: study = None
+        if since_start() > a.limit: raise Enough
+    try: tune(runner, list(SPACE), a.trials, folds=a.folds, epochs=a.evaluations, strategy=strategy, storage=Path(a.state) / 'study.db', name=f'{strategy}-{seed}', seed=seed, on_trial=on_trial, progress=False, say=said)
+    except Enough: return False
     finally:
-        if trials: calls.append(dict(study=f'{strategy}-{seed}', card=s.hardware.card, fast=a.fast, trials=trials)); write_json(Path(a.state) / 'calls.json', calls)
-    took = sum(t['wall'] for t in trials)
-    print(f'{strategy}-{seed}: {len(trials)} trials in {took:.1f} s, of which {took - sum(t["inside"] for t in trials):.1f} s outside of the runner' + ('' if study else '; the time is over'), flush=True)
-    return study is not None
+        if not trials: calls.pop()
+        else: said(_standing(s, f'{strategy}-{seed}', trials))
+    return True
 
 
-def fresh_scores(s, params, kept, until):
+def _standing(s, name, trials):
+    took, inside = (sum(t[k] for t in trials) for k in ('wall', 'inside'))
+    return f'{name}: {len(trials)} trials in this call in {took:.1f} s, {took - inside:.2f} s of it outside of the runner'
+
+
+def fresh_scores(s, params, kept):
     "Best score of each fold on documents that no study saw, by seed; raises `Enough`"
     name = json.dumps(params, sort_keys=True)
     for seed in range(s.a.fresh):
@@ -132,7 +202,7 @@ def fresh_scores(s, params, kept, until):
         runner = s.runner(1000 + seed, fresh=True)
         kept[name][str(seed)] = [max((v for v in runner(params, f) if math.isfinite(v)), default=math.nan) for f in range(s.a.folds)]
         write_json(Path(s.a.state) / 'fresh.json', kept)
-        if time.perf_counter() > until: raise Enough
+        if since_start() > s.a.limit: raise Enough
     return kept[name]
 
 
@@ -140,28 +210,49 @@ def studies_of(a):
     with silent():
         storage = sqlite_storage(Path(a.state) / 'study.db')
         there = set(optuna.get_all_study_names(storage))
-        return {(s, n): optuna.load_study(study_name=f'{s}-{n}', storage=storage) for n in range(a.study_seeds) for s in a.strategies if f'{s}-{n}' in there}
+        found = {(s, n): optuna.load_study(study_name=f'{s}-{n}', storage=storage) for n in range(a.study_seeds) for s in a.strategies if f'{s}-{n}' in there}
+    return {k: study for k, study in found.items() if _whole(a, study)}
+
+
+def _whole(a, study): return sum(ended(t) is not None for t in study.get_trials(deepcopy=False)) >= a.trials
 
 
 def _read(a, name, empty): return read_json(path) if (path := Path(a.state) / name).is_file() else empty
 
 
+def pilot(a):
+    "Whether and how fast it learns: a few learning rates in full on one fold, and what a study would take"
+    s, took = Setting(a), []
+    for batch in BATCHES:
+        for lr in (1e-4, 3e-4, 1e-3):
+            start = time.perf_counter()
+            values = list(s.runner(0)(dict(lr=lr, effective_batch=batch), 0))
+            took.append(time.perf_counter() - start)
+            said(f'batch {batch:3}, lr {lr:g}: {took[-1]:5.2f} s, F1 ' + ' '.join(f'{v:.3f}' for v in values[::max(1, len(values) // 6)]) + f', best {max(values):.3f}')
+            if since_start() > a.limit: break
+    trial = float(np.mean(took)) * a.folds
+    said(f'a trial that is not stopped takes {trial:.2f} s, {a.study_seeds} studies of {a.trials} of them {a.study_seeds * a.trials * trial / 60:.1f} min')
+    return took
+
+
 def run(a):
-    begun = time.perf_counter()
     Path(a.state).mkdir(parents=True, exist_ok=True)
-    s, until = Setting(a), begun + a.limit
-    calls, kept = _read(a, 'calls.json', []), _read(a, 'fresh.json', {})
-    print(f'{s.hardware.card}: {len(s.search)} rows to search on, folds of {len(s.runner(0).folds[0][0])} and {len(s.runner(0).folds[0][1])} rows, {len(s.fresh)} fresh rows; prepared in {s.prepared:.1f} s; {s.engine}', flush=True)
-    done = lambda name: sum(len(c['trials']) for c in calls if c['study'] == name) >= a.trials
+    s, calls, kept = Setting(a), _read(a, 'calls.json', []), _read(a, 'fresh.json', {})
+    whole = studies_of(a) if (Path(a.state) / 'study.db').is_file() else {}
+    said(f'prepared in {s.prepared:.1f} s; {len(whole)} of {len(a.strategies) * a.study_seeds} studies are whole; a study that stops nothing takes about {np.mean([*s.evaluation.values()]) * a.trials * a.folds * a.evaluations:.0f} s')
+    done = False
     try:
         for seed in range(a.study_seeds):
             for strategy in a.strategies:
-                if not done(f'{strategy}-{seed}') and not run_study(s, strategy, seed, until, calls): raise Enough
-        for study in studies_of(a).values():
-            if best := best_complete(study): fresh_scores(s, best.params, kept, until)
-    except Enough: print(f'not done yet, {time.perf_counter() - begun:.0f} s; the same call goes on'); return None
+                if (strategy, seed) not in whole and not run_study(s, strategy, seed, calls): raise Enough
+            for study in (v for (_, n), v in studies_of(a).items() if n == seed):
+                if best := best_complete(study): fresh_scores(s, best.params, kept)
+        done = True
+    except Enough: pass
     finally: _close(a)
-    return save(a, s, calls, kept)
+    path = save(a, s, calls, kept)
+    said(f'all is done: {path}' if done else f'not done yet, the same call goes on with what is in {a.state}' + (f'; so far: {path}' if path else ''))
+    return path if done else None
 
 
 def _close(a):
@@ -170,6 +261,7 @@ def _close(a):
     if (path := Path(a.state) / 'study.db').is_file():
         with sqlite3.connect(path) as db: db.execute('pragma wal_checkpoint(truncate)')
         db.close()
+    path.with_name(f'{path.name}-lock').unlink(missing_ok=True)
 
 
 # --- what came of it
@@ -179,9 +271,9 @@ def row_of(a, study, strategy, seed, calls, kept):
     trials, best = [t for t in study.get_trials(deepcopy=False) if ended(t)], best_complete(study)
     parts = [c for c in calls if c['study'] == f'{strategy}-{seed}']
     timed = [t for c in parts for t in c['trials']]
-    late = [t for n, c in enumerate(parts) for t in c['trials'][0 if n or seed else 1:]] # all but the first trial of an engine
+    late = [t for c in parts for t in c['trials'] if t['number'] or seed] # all but the first trial of all
     fresh = kept.get(json.dumps(best.params, sort_keys=True), {}) if best else {}
-    scores = np.array([fresh[k] for k in sorted(fresh, key=int)])
+    scores = np.array([fresh[k] for k in sorted(fresh, key=int)], dtype=float) # None, as a file holds what is no number, is NaN
     outside = sum(t['wall'] - t['inside'] for t in timed)
     return dict(study=f'{strategy}-{seed}', strategy=strategy, seed=seed, trials=len(trials), complete=sum(ended(t) == 'complete' for t in trials), stopped=sum(ended(t) == 'stopped' for t in trials),
                 seconds=sum(spent(t)['seconds'] - spent(t).get('build', 0.) for t in trials), epochs=sum(spent(t)['epochs'] for t in trials), calls=len(parts), cards=sorted({c['card'] for c in parts}),
@@ -192,7 +284,7 @@ def row_of(a, study, strategy, seed, calls, kept):
 
 def compared(rows, strategy):
     "A strategy against none, seed by seed"
-    pair = [(r, next(n for n in rows if n['strategy'] == 'none' and n['seed'] == r['seed'])) for r in rows if r['strategy'] == strategy]
+    pair = [(r, n) for r in rows for n in rows if r['strategy'] == strategy and n['strategy'] == 'none' and n['seed'] == r['seed']]
     ratio = np.array([n['seconds'] / r['seconds'] for r, n in pair])
     epochs = np.array([n['epochs'] / r['epochs'] for r, n in pair])
     lost = np.array([r['fresh'] - n['fresh'] for r, n in pair if r['fresh'] is not None and n['fresh'] is not None])
@@ -216,18 +308,21 @@ def recorded(a, studies):
 
 
 def save(a, s, calls, kept):
+    "Records of the studies that are whole; None without any"
     studies = studies_of(a)
+    if not studies: return None
     rows = [row_of(a, study, *key, calls, kept) for key, study in studies.items()]
+    pairs = {n for _, n in studies if all((t, n) in studies for t in ('none', *a.strategies))}
     card = f'{s.hardware.card}-dry' if a.dry else s.hardware.card
-    where = provenance(s.hardware, command_of(a)) | dict(workload='MiniLM (22.7M) on hoc_pairs, grouped folds', sizes={k: getattr(a, k) for k in SIZES}, fast=a.fast, engine=repr(s.engine))
+    where = provenance(s.hardware, command_of(a)) | dict(workload='MiniLM (22.7M) on hoc_pairs, grouped folds', sizes={k: getattr(a, k) for k in SIZES}, fast=a.fast, engine=repr(s.engine), seconds_an_evaluation=s.evaluation, whole=f'{len(studies)} of {len(a.strategies) * a.study_seeds} studies')
     table, path = recorded(a, studies), Path(a.out) / f'study-real-{card}.json'
     write_json(path.with_name(f'study-real-curves-{card}.json'), dict(provenance=where, **table))
-    simulated = simulate_all(table, a.simulated_trials, a.simulated_seeds, a.strategies) if 'none' in a.strategies else []
-    write_json(path, dict(provenance=where, rows=[compared(rows, name) for name in a.strategies] if 'none' in a.strategies else [], studies=rows, simulated=simulated))
-    for r in rows: print(f'{r["study"]:12} {r["seconds"]:7.1f} s, {r["epochs"]:6,} epochs, {r["complete"]:3} of {r["trials"]} complete, outside {r["outside_share"]:.1%}, fixed {r["fixed"]["p50"] if r["fixed"] else math.nan:.3f} s, search {r["search"] or math.nan:.4f}, fresh {r["fresh"] or math.nan:.4f}')
-    show(simulated)
-    print(f'all is done: {path}')
+    write_json(path, dict(provenance=where, rows=[compared([r for r in rows if r['seed'] in pairs], name) for name in a.strategies] if pairs else [], studies=rows, simulated=[]))
+    for r in rows: print(f'{r["study"]:12} {r["seconds"]:7.1f} s, {r["epochs"]:6,} evaluations, {r["complete"]:3} of {r["trials"]} complete, outside {r["outside_share"]:.1%}, fixed {r["fixed"]["p50"] if r["fixed"] else math.nan:.3f} s, search {number(r["search"])}, fresh {number(r["fresh"])}')
     return path
+
+
+def number(value): return 'n/a' if value is None else f'{value:.4f}'
 
 
 # --- studies from recorded curves
@@ -284,7 +379,7 @@ def show(simulated):
 
 # --- the command
 
-SIZES = dict(documents=90, train_documents=24, fresh_documents=150, length=192, evaluations=30, folds=3, trials=60, study_seeds=3, fresh=6)
+SIZES = dict(documents=270, train_documents=180, fresh_documents=400, negatives=1, length=128, evaluation_rows=128, evaluations=30, folds=3, trials=60, study_seeds=3, fresh=4)
 
 
 def command_of(a): return 'python bench/study.py' + ''.join(f' --{k.replace("_", "-")} {getattr(a, k)}' for k in SIZES) + (' --fast' if a.fast else '') + (' --dry' if a.dry else '')
@@ -295,20 +390,25 @@ def parse(argv=None):
     for name, value in SIZES.items(): p.add_argument(f'--{name.replace("_", "-")}', type=int, default=value)
     p.add_argument('--strategies', nargs='+', default=list(STRATEGIES), choices=STRATEGIES)
     p.add_argument('--state', default='runs/study-real', help='folder that holds what is done'); p.add_argument('--out', default='bench/results')
-    p.add_argument('--limit', type=float, default=540., help='seconds of this call'); p.add_argument('--fast', action='store_true', help='on the fast engine')
-    p.add_argument('--dry', action='store_true', help='tiny, whatever the sizes'); p.add_argument('--simulate', metavar='FILE', help='only simulate from recorded curves')
+    p.add_argument('--limit', type=float, default=500., help='seconds after which no further trial begins, from the start of the process'); p.add_argument('--fast', action='store_true', help='on the fast engine')
+    p.add_argument('--dry', action='store_true', help='tiny, whatever the sizes'); p.add_argument('--pilot', action='store_true', help='only whether and how fast it learns; writes nothing')
+    p.add_argument('--simulate', metavar='FILE', help='only simulate from recorded curves'); p.add_argument('--into', metavar='FILE', help='record that gets what was simulated')
     p.add_argument('--simulated-trials', type=int, default=200); p.add_argument('--simulated-seeds', type=int, default=10)
     a = p.parse_args(argv)
-    if a.dry: vars(a).update(documents=6, train_documents=1, fresh_documents=6, length=16, evaluations=3, trials=4, study_seeds=1, fresh=1, simulated_trials=12, simulated_seeds=2)
+    if a.dry: vars(a).update(documents=6, train_documents=1, fresh_documents=6, length=16, evaluation_rows=5, evaluations=3, trials=4, study_seeds=1, fresh=1, simulated_trials=12, simulated_seeds=2)
     return a
 
 
 def main(argv=None):
+    global BEGAN
+    BEGAN = psutil.Process().create_time() if argv is None else time.time()
     a = parse(argv)
+    if a.pilot: return pilot(a)
     if not a.simulate: return run(a)
     data = read_json(a.simulate)
     found_ = simulate_all(data, a.simulated_trials, a.simulated_seeds, a.strategies)
     show(found_)
+    if a.into: write_json(a.into, read_json(a.into) | dict(simulated=found_, simulated_by=f'python bench/study.py --simulate {a.simulate} --simulated-trials {a.simulated_trials} --simulated-seeds {a.simulated_seeds}'))
     return found_
 
 

@@ -4,24 +4,25 @@
 
 # %% auto #0
 __all__ = ['VERDICTS', 'VIEWS', 'WORKLOADS', 'ENOUGH', 'TOP', 'SHAPES', 'STUDIES', 'NEEDS', 'EXPERIMENTS', 'KIND', 'FORMAT',
-           'RECORDED', 'CANDIDATES', 'Claim', 'all_claims', 'claim_verdict', 'judge', 'one_verdict', 'loss_verdict',
-           'Facts', 'problem', 'Work', 'next_work', 'share_of', 'Bench', 'made_up_store', 'workload_problem',
-           'size_step', 'bench_of', 'Side', 'timed_sides', 'least_seconds', 'timed', 'step_flops', 'rates', 'outcome',
-           'spread_between_seeds', 'loss_check', 'switch_sides', 'try_switch', 'break_even', 'try_compile',
-           'try_graphs', 'try_item', 'try_channels', 'try_curve', 'try_products', 'try_attention', 'try_update',
-           'try_native', 'try_evaluation', 'try_copies', 'try_epoch', 'try_margin', 'try_adapters', 'try_state',
-           'training_bytes', 'try_sizes', 'try_rate', 'try_usage', 'epochs_to_reach', 'try_study', 'try_profile',
-           'hours_with_compile', 'try_derived', 'new_row', 'add_pass', 'read_ledger', 'check_same_run', 'ledger_path',
-           'recorded', 'with_record', 'expected_cost', 'works_of', 'best_order', 'climb', 'facts_of', 'LostDevice',
-           'attempt', 'run_plan', 'ready_bench', 'settle', 'bench', 'figures', 'ledger_summary', 'agreement',
-           'ledger_table', 'curve_figure', 'roofline_figure', 'ceilings_figure', 'ledger_page', 'ledger_file',
-           'choose_setting', 'recorded_factors', 'optimize', 'why']
+           'FAST_RUNG', 'GRACE', 'LONG', 'CANDIDATES', 'Claim', 'all_claims', 'claim_verdict', 'judge', 'one_verdict',
+           'loss_verdict', 'problem', 'Work', 'next_work', 'reserve_of', 'share_of', 'Bench', 'made_up_store',
+           'workload_problem', 'size_step', 'bench_of', 'Side', 'timed_sides', 'least_seconds', 'timed', 'step_flops',
+           'rates', 'outcome', 'spread_between_seeds', 'loss_check', 'switch_sides', 'try_switch', 'break_even',
+           'try_compile', 'try_graphs', 'try_item', 'try_channels', 'try_curve', 'try_products', 'try_attention',
+           'try_update', 'try_native', 'try_evaluation', 'try_copies', 'try_epoch', 'try_margin', 'try_adapters',
+           'try_state', 'training_bytes', 'try_sizes', 'try_rate', 'try_usage', 'epochs_to_reach', 'try_study',
+           'try_profile', 'hours_with_compile', 'try_derived', 'new_row', 'add_pass', 'read_ledger', 'check_same_run',
+           'ledger_path', 'recorded', 'with_record', 'build_seconds', 'ladder_cost', 'expected_cost', 'works_of',
+           'best_order', 'climb', 'problem_of_fast', 'facts_of', 'LostDevice', 'TimeOver', 'deadline', 'attempt',
+           'run_plan', 'ready_bench', 'settle', 'bench', 'figures', 'ledger_summary', 'agreement', 'ledger_table',
+           'curve_figure', 'roofline_figure', 'ceilings_figure', 'ledger_page', 'ledger_file', 'choose_setting',
+           'recorded_factors', 'optimize']
 
 # %% ../nbs/05b_claims.ipynb #171f7882
-import copy, gc, json, math, shlex, shutil, sys, time, traceback, warnings
+import copy, gc, json, math, shlex, shutil, signal, sys, threading, time, traceback, warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext as _nothing
+from contextlib import ExitStack, contextmanager, nullcontext as _nothing
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -35,10 +36,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from .batch_finder import is_out_of_memory
 from .data import InputError, Loader, MicroBatch, TokenStore, padded_tokens, read_table, real_tokens, tokenise
 from .engine import load_model, load_tokenizer, model_length, plan_batch, quiet, set_checkpointing
-from .fast import FastEngine
+from .fast import FastEngine, fast_problem
 from .hardware import Choice, detect, size, tf32_set
 from .hpo import seconds_of
-from .ladder import BASELINE, default_rungs, loss_of, measure_ladder, without_dropout, _planned
+from .ladder import BASELINE, Rung, default_rungs, loss_of, measure_ladder, without_dropout, _planned
 from .precision import choose_format, choose_precision, choose_tf32, import_problem
 from .report import POINT, _drawing, _duration, _gib, _hardware_section, _ladder_section, _note, _number, _reproduce_section, _table, _text, _times, _where, claims_figure, ladder_figure, results_folder, write_page, _chart, _legend, LINE, MAIN, MUTED, OTHER, claims as claim_table
 from .simulator import SyntheticCurves, simulate
@@ -171,30 +172,25 @@ def loss_verdict(
 _NEEDS_CUDA = dict(cudnn_benchmark='cuDNN runs on NVIDIA GPUs only', pin_memory='nothing is copied to a GPU', safety_margin='there is no GPU memory to fill', vram_5090='there is no GPU memory to fill',
                    cuda_graphs='CUDA graphs need an NVIDIA GPU', compile_max_autotune='max-autotune chooses among GPU kernels')
 
-@dataclass(frozen=True)
-class Facts:
-    "What `problem` wants to know beside the machine"
-    attentions: tuple = ('eager', 'sdpa') # that the model has
-    packages: dict = field(default_factory=dict) # name: why it cannot be imported; missing or empty: it can
-    compiler: bool = True # a C++ compiler is there
-    model: str = 'the model'
-    half: bool = False # its weights are in 16 bits from the start
-
 def problem(
     claim: Claim,
     hw, # a `Hardware`
-    facts: Facts = Facts()
+    attentions: tuple = ('eager', 'sdpa'), # that the model has
+    packages: dict | None = None, # name: why it cannot be imported; missing or empty: it can
+    compiler: bool = True, # a C++ compiler is there
+    model: str = 'the model',
+    half: bool = False # its weights are in 16 bits from the start
 ) -> str: # '': it can run
     "Why a row cannot be measured on this machine with this model"
-    i, cuda, why = claim.id, hw.device == 'cuda', lambda name: facts.packages.get(name, '')
+    i, cuda, why = claim.id, hw.device == 'cuda', lambda name: (packages or {}).get(name, '')
     if i in _NEEDS_CUDA and not cuda: return f'{_NEEDS_CUDA[i]} (device {hw.device})'
-    if i == 'bf16' and facts.half: return f'the weights of {facts.model} are in bf16 from the start'
+    if i == 'bf16' and half: return f'the weights of {model} are in bf16 from the start'
     if i in ('tf32', 'tf32_on_bf16') and not choose_tf32(hw, 'fp32').value: return choose_tf32(hw, 'fp32').reason
     if i in ('bf16', 'tf32_on_bf16') and cuda and choose_format(hw).value != 'bf16': return choose_format(hw).reason
     if i == 'adamw_8bit' and why('torchao') and (why('bitsandbytes') or not cuda): return f"no 8-bit optimizer (torchao: {why('torchao')}; bitsandbytes: {why('bitsandbytes') or 'needs a GPU'})"
     if i == 'dora' and why('peft'): return f"adapters need peft ({why('peft')})"
-    if i in ('sdpa_step', 'flash_step') and 'sdpa' not in facts.attentions: return f'{facts.model} has {" and ".join(facts.attentions)} attention only'
-    if claim.kind == 'compile' and not cuda and not facts.compiler: return 'torch.compile needs a C++ compiler on a CPU, and there is none'
+    if i in ('sdpa_step', 'flash_step') and 'sdpa' not in attentions: return f'{model} has {" and ".join(attentions)} attention only'
+    if claim.kind == 'compile' and not cuda and not compiler: return 'torch.compile needs a C++ compiler on a CPU, and there is none'
     return ''
 
 # %% ../nbs/05b_claims.ipynb #edd7d7ef
@@ -216,13 +212,15 @@ def next_work(
     works: list[Work],
     left_s: float, # of the budget
     target: float = .01, # width that is narrow enough
-    most: int = 12 # passes of one job
+    most: int = 12, # passes of one job
+    reserve_s: float = 0. # seconds that rows alone leave to the other views
 ) -> Choice: # a `Work`, or None
     "What to measure next, and why"
     done = {w.id for w in works if w.view == 'alone' and w.passes}
     open_ = [w for w in works if not w.passes or not w.final and w.passes < most and (w.width is None or w.width > target)]
     ready = [w for w in open_ if all(n in done for n in w.needs)]
-    fits = [w for w in ready if w.cost_s <= left_s]
+    fitting = lambda kept: [w for w in ready if w.cost_s <= left_s - kept * (w.view == 'alone' and not w.passes)]
+    fits = fitting(reserve_s) or fitting(0.)
     if not open_: return Choice(None, 'everything is measured, each interval narrow enough')
     if not fits:
         least = min((w.cost_s for w in ready), default=None)
@@ -232,6 +230,16 @@ def next_work(
     return Choice(first, f'pass {first.passes + 1} of {first.id} ({first.view}), about {first.cost_s:.0f} s of {left_s:.0f} s')
 
 # %% ../nbs/05b_claims.ipynb #74c3397c
+def reserve_of(
+    works: list[Work],
+    budget_s: float,
+    most: float = .4 # share of the budget
+) -> float: # seconds
+    "What rows alone leave to the ladder and to the rows on top: their first passes, the ladder and then the cheapest first"
+    kept, open_ = 0., sorted((w for w in works if w.view != 'alone' and not w.passes), key=lambda w: (w.view != 'ladder', w.cost_s))
+    for w in open_: kept += w.cost_s if kept + w.cost_s <= most * budget_s else 0.
+    return kept
+
 def share_of(
     budget_s: float,
     jobs: int, # to measure once
@@ -252,6 +260,7 @@ class Bench:
     base: TrainConfig # what all variants share
     hardware: object
     step_s: float = .1 # of the plain baseline
+    on_s: float | None = None # of a step with everything on; None: as the plain one
     loss_steps: int = 8
     sized: str = '' # why the steps have the size that they have
     cache: dict = field(default_factory=dict) # what several experiments need: spread between seeds, simulated studies, ...
@@ -435,12 +444,16 @@ def timed_sides(
     try:
         with ExitStack() as stack:
             for model in {id(s.engine.model): s.engine.model for s in sides.values()}.values() if frozen_dropout else (): stack.enter_context(without_dropout(model))
-            found = timed(bench, {n: step(n) for n in configs}, max(share_s, least_seconds(bench.step_s, len(configs))), **shapes)
+            found = timed(bench, {n: step(n) for n in configs}, max(share_s, least_seconds(_step_of(bench, configs), len(configs))), **shapes)
             for name, side in sides.items() if check_loss else (): losses[name] = _loss_now(bench, side)
     finally:
         for side in sides.values(): side.engine.reset()
         if _switching(configs.values()): bench.model.set_attn_implementation(kept); set_checkpointing(bench.model, 'off')
     return found, sides, losses
+
+def _step_of(bench, configs): # seconds of the slowest, about
+    slow = any(c.layout == 'full' or bench.cuda and c.precision == 'fp32' for c in configs.values())
+    return (bench.step_s if slow else bench.on_s or bench.step_s) * max(c.effective_batch for c in configs.values()) / bench.effective
 
 def _loss_now(bench, side): # remembered: many rows have the same baseline
     known = bench.cache.setdefault('losses', {})
@@ -578,9 +591,11 @@ def try_compile(bench, claim, share_s, view='alone', earlier=None) -> dict:
     found, sides, losses = timed_sides(bench, {'without': without, 'with': with_}, share_s, frozen_dropout=True, check_loss=_unchecked(claim, view, earlier))
     middle = {n: float(np.median(s)) for n, s in found.seconds.items()}
     compile_s = {n: max(0., found.warm_up_seconds[n] - found.warm_up * middle[n]) for n in middle}
-    extra = dict(compile_s=compile_s['with'], break_even_steps=break_even(compile_s['with'] - (compile_s['without'] if without.compile else 0.), middle['without'], middle['with']))
+    before = lambda i: ((earlier or {}).get(i, {}).get('extra') or {}).get('compile_s') if view == 'alone' else None # of a first time, when nothing was kept by the compiler
+    compile_s = {'with': before(claim.id) or compile_s['with'], 'without': before('compile') or compile_s['without'] if without.compile else 0.}
+    extra = dict(compile_s=compile_s['with'], break_even_steps=break_even(compile_s['with'] - compile_s['without'], middle['without'], middle['with']))
     if without.compile: extra['default_compile_s'] = compile_s['without']
-    return outcome(found, 'with', 'without', extra=extra, loss=loss_check(bench, losses, 'with', 'without', claim.label), **rates(bench, found, sides['with'], 'with'))
+    return outcome(found, 'with', 'without', final=bench.cuda, extra=extra, loss=loss_check(bench, losses, 'with', 'without', claim.label), **rates(bench, found, sides['with'], 'with'))
 
 # %% ../nbs/05b_claims.ipynb #4d0527c0
 def try_graphs(bench, claim, share_s, view='alone', earlier=None) -> dict:
@@ -856,7 +871,7 @@ def try_study(bench, claim, share_s, view='alone', earlier=None, trials=30, leas
         target = float(none.regret[-1]) + curves.margin
         (a, _), (b, ok) = epochs_to_reach(none, target), epochs_to_reach(other, target)
         ratios.append(a / b); reached += ok; spent.append(float(other.spent[min(trials, len(other.spent)) - 1] / none.spent[-1])); n += 1
-    return dict(ratios=ratios, variant=strategy, baseline='none', source='simulated', extra=dict(studies=len(ratios), reached=reached, share_of_epochs=float(np.mean(spent)), seconds=time.perf_counter() - start),
+    return dict(ratios=ratios, variant=strategy, baseline='none', source='simulated', final=bench.cuda, extra=dict(studies=len(ratios), reached=reached, share_of_epochs=float(np.mean(spent)), seconds=time.perf_counter() - start),
                 note=f'{trials} trials of 5 folds; {reached} of {len(ratios)} studies found a value as good; the same number of trials takes {np.mean(spent):.0%} of the epochs')
 
 def try_profile(bench, claim, share_s, view='alone', earlier=None) -> dict:
@@ -955,24 +970,32 @@ def ledger_path(out, workload: str, card: str) -> Path:
     return out / f'{workload}-claims-{card}.json'
 
 # %% ../nbs/05b_claims.ipynb #778675b0
-RECORDED = dict( # id: file without the card, variant, and whether its factor is over the row before
-    bf16=('w1-precision', 'bf16', False), tf32_on_bf16=('w1-precision', 'bf16 + tf32', True), cudnn_benchmark=('w1-precision', 'bf16, cuDNN benchmark', True), channels_last=('w1-precision', 'bf16, channels last', True),
-    sdpa=('attention-backends', 'efficient, alone, 512', False), flash_attention=('attention-backends', 'flash, alone, 512', False),
-    flash_step=('attention-backends', 'flash, whole step, 512', False), length_bucketing=('w1-layouts', 'sorted, 4 x 8, against padded', False), sequence_packing=('w1-layouts', 'packed, 1,024 tokens, against padded', False),
-    compile=('demo-ladder', '+ torch.compile', True), zero_grad_none=('demo-ladder', '+ zero_grad to None', True), fused_adamw_step=('demo-ladder', '+ fused AdamW', True))
+def _about(row, claim): # whether a record's row is about what the claim is about
+    alone = ', alone' in str(row.get('variant'))
+    return row.get('claim') == claim.id and (claim.scope.startswith('whole step') and not alone or alone and claim.scope == 'attention only')
+
+def _record_of(claim, card, folder): # (file, provenance, row): of W1 where there is one, and the middle one of several
+    for path in sorted(folder.glob(f'*-{card}.json'), key=lambda p: (not p.name.startswith('w1-'), p.name)):
+        try: data = read_json(path)
+        except ValueError: continue
+        if not isinstance(data, dict) or data.get('kind') == KIND: continue
+        rows = sorted((r for r in data.get('rows', ()) if _about(r, claim) and r.get('ratio')), key=lambda r: r['ratio']['p50'])
+        if rows: return path.name, data.get('provenance', {}), rows[len(rows) // 2]
 
 def recorded(claim_id: str, card: str, folder=None) -> dict | None: # ratio or None, text, file
-    "What an earlier chapter recorded about a claim: of the same card, or simulated"
-    folder, simulated = results_folder(folder), claim_id in STUDIES
-    name, variant, before = RECORDED.get(claim_id, ('study-simulator' if simulated else '', STUDIES.get(claim_id), False))
-    path = folder and name and folder / (f'{name}.json' if simulated else f'{name}-{card}.json')
-    try: data = read_json(path) if path and path.is_file() else None
-    except ValueError: return None
-    row = next((r for r in (data or {}).get('rows', ()) if r.get('variant') == variant and (not simulated or r.get('kind') == 'synthetic' and r.get('seeds_part') == 'all')), None)
-    if row is None: return None
-    if simulated: return dict(ratio=None, file=path.name, text=f"{row['studies']} studies of {row['trials']:g} trials: {row['epochs_share']:.0%} of the epochs, regret {row['regret']:.4f} against {row['regret_none']:.4f}" + ('' if row.get('non_inferior') else ', not as good'))
-    ratio = row.get('ratio_before' if before else 'ratio')
-    return ratio and dict(ratio=ratio, file=path.name, text=f"{variant}, over {'the row before' if before else row['baseline']}: {_times(ratio)}; {data['provenance'].get('workload')}")
+    "What an earlier chapter recorded about a claim, on the same card or simulated: the rows that name it"
+    folder = results_folder(folder)
+    if not folder: return None
+    if claim_id in STUDIES: return _simulated_record(STUDIES[claim_id], folder / 'study-simulator.json')
+    if not (found := _record_of(all_claims()[claim_id], card, folder)): return None
+    file, origin, row = found
+    before = claim_id not in ('bf16', 'tf32') and row.get('ratio_before') # formats are claimed against FP32, all else against the step without it
+    return dict(ratio=before or row['ratio'], file=file, text=f"{row['variant']}, over {'the row before' if before else row['baseline']}: {_times(before or row['ratio'])}; {origin.get('workload')}")
+
+def _simulated_record(strategy, path):
+    try: row = next((r for r in read_json(path)['rows'] if r.get('variant') == strategy and r.get('kind') == 'synthetic' and r.get('seeds_part') == 'all'), None)
+    except (OSError, ValueError, KeyError): return None
+    return row and dict(ratio=None, file=path.name, text=f"{row['studies']} studies of {row['trials']:g} trials: {row['epochs_share']:.0%} of the epochs, regret {row['regret']:.4f} against {row['regret_none']:.4f}" + ('' if row.get('non_inferior') else ', not as good'))
 
 def with_record(row: dict, claim: Claim, card: str, folder=None) -> dict:
     "The row with the record beside it, which answers it where it was not measured"
@@ -984,39 +1007,61 @@ def with_record(row: dict, claim: Claim, card: str, folder=None) -> dict:
     return row | dict(ratio=found['ratio'], source='recorded', verdicts=verdicts, verdict='not applicable' if claim.id == 'channels_last' else one_verdict(verdicts), note=f"{row['reason']}; recorded instead" if row['reason'] else 'recorded')
 
 # %% ../nbs/05b_claims.ipynb #6f7bbee6
+def build_seconds(
+    claim_id: str, view: str, cuda: bool,
+    warm: bool = False # the same model was compiled in this process
+) -> float:
+    "What compiling takes, for a model of 12 layers on 16 cores: a whole model for one length or for any, with tuned kernels, by layer"
+    if not cuda: return dict(compile=90., compile_max_autotune=450.).get(claim_id, 0.)
+    anew = 60. if warm else 220.
+    return dict(compile=110. if view == 'alone' else anew, compile_max_autotune=330. if warm else 400., all_5090=anew, cuda_graphs=60., ladder=anew).get(claim_id, 0.)
+
+def ladder_cost(
+    step_s: float, share_s: float, cuda: bool, loss_steps: int,
+    compiled: bool = False, warm: bool = False # with torch.compile; whether the model was compiled before
+) -> float: # seconds
+    "What the ladder takes: some eight sides with their losses, and on a GPU what is built"
+    return 5 * share_s + (8 * (loss_steps + 3) + 40. / step_s if cuda else 6 * (loss_steps + 2)) * step_s + (build_seconds('ladder', '', cuda, warm) if compiled else 0.)
+
 def expected_cost(
     claim_id: str, kind: str, view: str,
     step_s: float, # of the plain baseline
     share_s: float, # of rounds in a pass
-    cuda: bool, loss_steps: int
+    cuda: bool, loss_steps: int,
+    warm: bool = False # the same model was compiled in this process
 ) -> float: # seconds of a first pass
     "A guess, so that no pass begins that cannot end"
     if kind in ('sizes', 'profile', 'derived'): return .1
-    if kind == 'study': return 10.
-    compiles = dict(compile=.6 if view == 'alone' else 1, compile_max_autotune=3, all_5090=1 if cuda else 0, cuda_graphs=2).get(claim_id, 0)
-    warm, sides = 4 if cuda else 2, {'dora': 3, 'item': 3, 'curve': 4 if cuda else 3}.get(kind, 5 if cuda and claim_id == 'num_workers' else 2)
+    if kind == 'study': return 15. if cuda else 30.
+    burn, sides = 4 if cuda else 2, {'dora': 3, 'item': 3, 'curve': 4 if cuda else 3}.get(kind, 5 if cuda and claim_id == 'num_workers' else 2)
     checks = 0 if view == 'top' else 1.3 * loss_steps if kind in ('switch', 'compile', 'state') else 0
-    if claim_id in _SAME and view == 'alone' and not (cuda and compiles): return .2
+    builds = build_seconds(claim_id, view, cuda, warm)
+    if claim_id in _SAME and view == 'alone' and not (cuda and builds): return .2
     if kind in ('attention', 'native', 'copy', 'usage', 'rate'): return share_s + 6 * step_s
     epochs = 2. + (8 if cuda else 2) * sides * step_s if kind == 'epoch' else 0.
-    return max(share_s, least_seconds(step_s, sides) * (.6 if kind in ('evaluation', 'update') else 1.)) + (warm * sides + checks) * step_s + epochs + (60. if kind == 'margin' else 0.) + compiles * (100. if cuda else 150.)
+    return max(share_s, least_seconds(step_s, sides) * (.6 if kind in ('evaluation', 'update') else 1.)) + (burn * sides + checks) * step_s + epochs + (60. if kind == 'margin' else 0.) + builds
 
 def _waits(bench, i, view): return _SAME[i][:1] if i in _SAME and view == 'alone' and not (bench.cuda and i == 'all_5090') else ()
+
+def _ladder_work(data, bench, share_s): # one that lacks torch.compile is measured again where there is time for all of it
+    known, cost = data.get('ladder') or {}, partial(ladder_cost, bench.step_s, share_s, bench.cuda, bench.loss_steps, warm='compiled' in bench.cache)
+    return Work('ladder', 'ladder', max(cost(bool(known) and bench.cuda), 1.25 * data.get('too_long', {}).get('ladder ladder', 0.)), int(bool(known) and not known.get('left_out')), final=True)
 
 def works_of(data: dict, bench: Bench, share_s: float, skip: set) -> list[Work]: # skip: (id, view) that failed in this start
     "All jobs as the planner sees them"
     all_rounds = {r['claim']: r['rounds'].get('alone', []) for r in data['rows']}
     out, width = [], lambda factor: None if factor is None else (factor['high'] - factor['low']) / 2 / factor['p50']
     for row in data['rows']:
-        i, guess = row['claim'], partial(expected_cost, row['claim'], row['kind'], step_s=bench.step_s, share_s=share_s, cuda=bench.cuda, loss_steps=bench.loss_steps)
+        i, guess = row['claim'], partial(expected_cost, row['claim'], row['kind'], share_s=share_s, cuda=bench.cuda, loss_steps=bench.loss_steps, warm='compiled' in bench.cache)
         few = lambda rounds: len(rounds) < ENOUGH
         if row['reason'] and (i, 'alone') not in skip and not row['passes']: skip = skip | {(i, 'alone'), (i, 'top')}
         for view, found in (('alone', row), *((('top', row['on_top'] or {}),) if i in TOP and (i != 'compile' or bench.cuda) else ())):
             if (i, view) in skip: continue
             rounds, waits = row['rounds'].get(view, []), _waits(bench, i, view)
             final = bool(found.get('final')) or any(len(rounds) >= len(all_rounds[w]) for w in waits)
-            out.append(Work(i, view, row['cost_s'].get(view) or guess(view=view), row['passes'].get(view, 0), None if few(rounds) else width(found.get('ratio')), final, NEEDS.get(i, ()) or waits, i in ('all_3090', 'bf16')))
-    if ('ladder', 'ladder') not in skip: out.append(Work('ladder', 'ladder', (data.get('ladder') or {}).get('cost_s') or 5 * share_s + 8 * (bench.loss_steps + 3) * bench.step_s + (100. if bench.cuda else 0.), int(bool(data.get('ladder'))), final=True))
+            cost = max(row['cost_s'].get(view) or guess(view=view, step_s=bench.step_s if view == 'alone' else bench.on_s or bench.step_s), 1.25 * data.get('too_long', {}).get(f'{i} {view}', 0.))
+            out.append(Work(i, view, cost, row['passes'].get(view, 0), None if few(rounds) else width(found.get('ratio')), final, NEEDS.get(i, ()) or waits, i in ('all_3090', 'bf16')))
+    if ('ladder', 'ladder') not in skip: out.append(_ladder_work(data, bench, share_s))
     return out
 
 # %% ../nbs/05b_claims.ipynb #329997c7
@@ -1024,26 +1069,37 @@ def best_order(
     rungs: tuple, # of `ladder.default_rungs`
     factors: dict # median factor alone, by claim id; 'padded' for the row that pads to the longest
 ) -> tuple:
-    "Rungs from the largest factor to the smallest; a compiled row comes last, one that is tried aside before it"
-    place = lambda r: (bool(r.changes.get('compile')), r.aside, -factors.get(r.claim or 'padded', 1.))
+    "Rungs from the largest factor to the smallest; what is built comes last, one that is tried aside before it"
+    place = lambda r: (bool(r.changes.get('fast')), bool(r.changes.get('compile')), r.aside, -factors.get(r.claim or 'padded', 1.))
     return tuple(sorted(rungs, key=place))
 
-def climb(bench: Bench, data: dict, share_s: float) -> dict: # content of a ladder file
-    "The cumulative ladder in the best order that the rows alone give"
+FAST_RUNG = Rung('+ fast engine: layers, graphs', dict(fast=True, compile=None), None, 'rounding')
+
+def climb(bench: Bench, data: dict, share_s: float, left_s: float = math.inf) -> dict: # content of a ladder file
+    "The cumulative ladder in the best order that the rows alone give; on a GPU without dropout, so that what is built is built once"
     factors = {r['claim']: r['ratio']['p50'] for r in data['rows'] if r['ratio']}
     plain = _planned(bench.store, bench.rows, bench.plain, 8)
     factors['padded'] = sum(map(padded_tokens, plain)) / sum(map(padded_tokens, _planned(bench.store, bench.rows, bench.all_on(), 8)))
-    rungs = best_order(default_rungs(bench.hardware, bench.effective, bench.effective), factors)
-    found = measure_ladder(bench.model, bench.store, bench.rows, rungs, bench.base, bench.hardware, 5 * share_s, loss_steps=bench.loss_steps, progress=False, max_rounds=60, min_rounds=60, width=.002,
-                           **({} if bench.cuda else dict(burn_in=1)))
-    return dict(rows=[asdict(r) for r in found.records], note=found.note, stopped=found.comparison.stopped, confidence=found.comparison.confidence)
+    needs = ladder_cost(bench.step_s, share_s, bench.cuda, bench.loss_steps, True, 'compiled' in bench.cache)
+    compiled = bench.cuda and left_s >= needs
+    rungs = best_order((*default_rungs(bench.hardware, bench.effective, bench.effective, compiled), *((FAST_RUNG,) if bench.cuda and not problem_of_fast(bench) else ())), factors)
+    with without_dropout(bench.model) if bench.cuda else _nothing():
+        found = measure_ladder(bench.model, bench.store, bench.rows, rungs, bench.base, bench.hardware, max(5 * share_s, least_seconds(bench.step_s, .6 * len(rungs))), loss_steps=bench.loss_steps, progress=False, max_rounds=60, min_rounds=60, width=.002,
+                               **({} if bench.cuda else dict(burn_in=1, watch=None)))
+    left_out = f'torch.compile: about {needs:.0f} s were needed, {left_s:.0f} s were left' if bench.cuda and not compiled else None
+    return dict(rows=[asdict(r) for r in found.records], note=found.note + ('; without dropout' if bench.cuda else '') + (f'; left out: {left_out}' if left_out else ''), left_out=left_out,
+                stopped=found.comparison.stopped, confidence=found.comparison.confidence)
+
+def problem_of_fast(bench: Bench) -> str: # '': none
+    "Why the fast engine would take plain steps"
+    return fast_problem('adamw', False, False, bench.base.checkpointing, bool(getattr(bench.model, 'is_quantized', False)), {p.dtype for p in bench.model.parameters() if p.requires_grad})
 
 # %% ../nbs/05b_claims.ipynb #1159cfca
-def facts_of(bench: Bench) -> Facts:
-    "The facts about a bench that `problem` asks for"
+def facts_of(bench: Bench) -> dict: # arguments of `problem`
+    "What `problem` wants to know beside the machine"
     model, packages = bench.model, {n: import_problem(n) for n in ('torchao', 'bitsandbytes', 'peft')}
     kinds = tuple(k for k in ('eager', 'sdpa') if k == 'eager' or getattr(model, '_supports_sdpa', False) or getattr(getattr(model, 'base_model', None), '_supports_sdpa', False))
-    return Facts(kinds, {k: v for k, v in packages.items() if v}, any(map(shutil.which, ('g++', 'c++', 'clang++', 'cl'))), type(model).__name__, next(model.parameters()).dtype != torch.float32)
+    return dict(attentions=kinds, packages={k: v for k, v in packages.items() if v}, compiler=any(map(shutil.which, ('g++', 'c++', 'clang++', 'cl'))), model=type(model).__name__, half=next(model.parameters()).dtype != torch.float32)
 
 def _line(exc): return f'{type(exc).__name__}: {(str(exc).strip().splitlines() or [""])[0][:200]}'
 
@@ -1057,19 +1113,41 @@ def _room(device):
     gc.collect()
     if device == 'cuda': torch.cuda.empty_cache()
 
+_WHOLE_MODEL = (('all_5090', 'alone'), ('compile', 'top')) # compile the same step for rows of any length
+
 class LostDevice(InputError):
     "The GPU answers nothing any more"
 
-def attempt(bench: Bench, work: Work, data: dict, share_s: float) -> str: # '': it went well
+class TimeOver(BaseException):
+    "A job takes longer than what is left; no `Exception`, which a compiler would catch"
+
+@contextmanager
+def deadline(seconds: float): # inf: none
+    "Raise `TimeOver` inside after so long, in the main thread of a system that has signals"
+    if math.isinf(seconds) or not hasattr(signal, 'setitimer') or threading.current_thread() is not threading.main_thread(): yield; return
+    def ring(*_): raise TimeOver
+    handler, timer = signal.signal(signal.SIGALRM, ring), signal.setitimer(signal.ITIMER_REAL, max(seconds, .01), 5.) # again where something swallowed it
+    try: yield
+    finally: signal.setitimer(signal.ITIMER_REAL, 0.); signal.signal(signal.SIGALRM, handler); signal.setitimer(signal.ITIMER_REAL, *timer)
+
+GRACE = 20. # seconds that a job may take beyond the budget
+
+def attempt(bench: Bench, work: Work, data: dict, share_s: float, left_s: float = math.inf) -> str: # '': it went well
     "Do one job and put its result into `data`; why it failed otherwise"
     rows, start = {r['claim']: r for r in data['rows']}, time.perf_counter()
     try:
-        if work.view == 'ladder': data['ladder'] = climb(bench, data, share_s) | dict(cost_s=time.perf_counter() - start)
+        with deadline(left_s + GRACE):
+            if work.view == 'ladder': found = climb(bench, data, share_s, left_s)
+            else: found = EXPERIMENTS[(claim := all_claims()[work.id]).kind](bench, claim, share_s, work.view, rows)
+        if bench.cuda and (work.id, work.view) in _WHOLE_MODEL: bench.cache['compiled'] = True
+        if work.view == 'ladder': data['ladder'] = found | dict(cost_s=time.perf_counter() - start)
         else:
-            claim = all_claims()[work.id]
-            found = EXPERIMENTS[claim.kind](bench, claim, share_s, work.view, rows)
             data['rows'] = [add_pass(r, claim, work.view, found, time.perf_counter() - start) if r['claim'] == work.id else r for r in data['rows']]
         return ''
+    except TimeOver as exc:
+        traceback.clear_frames(exc.__traceback__)
+        data.setdefault('too_long', {})[f'{work.id} {work.view}'] = left_s
+        return f'no budget: it took more than the {left_s:.0f} s that were left'
     except Exception as exc:
         traceback.clear_frames(exc.__traceback__)
         return f'out of memory ({_line(exc)[:120]})' if is_out_of_memory(exc) else str(exc) if isinstance(exc, InputError) else f'failed: {_line(exc)}'
@@ -1078,25 +1156,31 @@ def attempt(bench: Bench, work: Work, data: dict, share_s: float) -> str: # '': 
         if not _alive(bench.hardware.device): raise LostDevice(f'the GPU answers nothing any more after {work.id}; what was measured is kept, the same command goes on')
 
 # %% ../nbs/05b_claims.ipynb #26fb3603
+LONG = 30. # seconds from which on a job is announced, so that a start that is killed in it is not killed in it again
+
 def run_plan(
     bench: Bench, data: dict, budget_s: float,
     save: Callable, # called with the data after each job
-    say: Callable = print, # called with a line after each job
+    say: Callable = partial(print, flush=True), # called with a line after each job
     clock: Callable = time.perf_counter, only: set | None = None # ids; None: all
 ) -> dict:
     "Measure until the planner has nothing more to do"
     start, skip, facts = clock(), set(), facts_of(bench)
-    why = {r['claim']: problem(all_claims()[r['claim']], bench.hardware, facts) for r in data['rows']}
+    why = {r['claim']: problem(all_claims()[r['claim']], bench.hardware, **facts) for r in data['rows']}
     if only is not None: skip = {(r['claim'], v) for r in data['rows'] for v in VIEWS if r['claim'] not in only} | ({('ladder', 'ladder')} if 'ladder' not in only else set())
     unanswered = lambda r: dict(r, reason=why[r['claim']] or None, **(dict(ratio=None, source=None, verdict=None, verdicts=[]) if r['source'] == 'recorded' else {}))
     data['rows'] = [unanswered(r) if not r['passes'] else r for r in data['rows']]
     share_s = share_of(budget_s, len(works_of(data, bench, 1., skip)))
+    if killed := data.pop('trying', None): data.setdefault('too_long', {})[killed['job']] = killed['left_s']
     while True:
-        choice = next_work(works_of(data, bench, share_s, skip), budget_s - (clock() - start))
+        works, left = works_of(data, bench, share_s, skip), budget_s - (clock() - start)
+        choice = next_work(works, left, reserve_s=reserve_of(works, budget_s))
         if (work := choice.value) is None: break
+        if work.cost_s > LONG: data['trying'] = dict(job=f'{work.id} {work.view}', left_s=left); save(data); say(f'{clock() - start:5.0f} s  {choice.reason}')
         with quiet(), silent(), warnings.catch_warnings():
             warnings.simplefilter('ignore')
-            failed = attempt(bench, work, data, share_s)
+            failed = attempt(bench, work, data, share_s, left)
+        data.pop('trying', None)
         if work.view == 'ladder': data['ladder_problem'] = failed
         if failed:
             skip |= {(work.id, work.view)} | ({(work.id, 'top')} if work.view == 'alone' else set())
@@ -1150,7 +1234,7 @@ def settle(bench: Bench) -> Bench:
         try:
             found = timed(bench, dict(step=side.step), 2., max_rounds=5, min_rounds=5, watch=None)
             bench.step_s = float(np.median(found.seconds['step']))
-            return bench
+            break
         except Exception as exc:
             traceback.clear_frames(exc.__traceback__)
             if not is_out_of_memory(exc): raise
@@ -1160,6 +1244,10 @@ def settle(bench: Bench) -> Bench:
         physical = (bench.base.physical_batch or bench.effective) // 2
         if not physical: raise InputError(f'workload {bench.name}: not even one row of a plain step fits ({why[:120]}); take shorter rows')
         bench.base = replace(bench.base, physical_batch=physical)
+    side = Side(bench, bench.all_on())
+    try: bench.on_s = float(np.median(timed(bench, dict(step=side.step), 1., max_rounds=3, min_rounds=3, watch=None).seconds['step']))
+    finally: side.engine.reset()
+    return bench
 
 # %% ../nbs/05b_claims.ipynb #be9a0b0d
 def bench(
@@ -1168,7 +1256,7 @@ def bench(
     out: str | Path | None = None, # folder, or .json file; None: runs/bench-<workload>-<card>
     model: str = 'demo', data: tuple | None = None, rows: int = 1600, max_length: int | None = None, effective: int | None = None, # of `mine`, see `ready_bench`
     only: set | None = None, # ids of claims, and 'ladder'; None: all
-    hardware=None, command: str | None = None, say: Callable = print
+    hardware=None, command: str | None = None, say: Callable = partial(print, flush=True)
 ) -> Path: # the ledger; the page lies beside it
     "Measure the claims under a time budget and write ledger and page; a second start goes on. Raises `InputError` before anything is written."
     start, budget_s, hw = time.perf_counter(), seconds_of(budget), hardware or detect()
@@ -1186,7 +1274,7 @@ def bench(
     ledger = found or dict(kind=KIND, format=FORMAT, settings=asked | dict(sized=[ready.store.max_length, ready.effective]), rows=[new_row(c) for c in all_claims().values()], ladder=None, starts=[])
     ready.cache |= ledger.get('cache', {})
     if found: say(f"{path}: going on, {sum(bool(r['passes']) for r in found['rows'])} rows are measured")
-    say(f'{ready.words}; a plain step takes {ready.step_s:.3g} s' + (f' ({ready.sized})' if ready.sized else ''))
+    say(f'{ready.words}; a plain step takes {ready.step_s:.3g} s, one with everything on {ready.on_s or ready.step_s:.3g} s' + (f' ({ready.sized})' if ready.sized else ''))
     def save(now):
         ledger.update(now, provenance=origin, hardware=json.loads(hw.to_json()), step_s=ready.step_s, cache={k: ready.cache[k] for k in ('spread', 'largest') if k in ready.cache})
         write_json(path, ledger)
@@ -1263,7 +1351,7 @@ def _beside_section(data):
 
 def _top_section(data):
     rows = [dict(variant=r['variant'], ratio=r['on_top']['ratio'], label=r['label']) for r in data['rows'] if (r['on_top'] or {}).get('ratio')]
-    if not rows: return [_note('Nothing was measured on top of the rest yet.')]
+    if not rows: return [_note(f"Nothing was measured on top of the rest: {data.get('stopped') or 'the run did not come to its end'}.")]
     return [_drawing(ladder_figure(dict(provenance=data['provenance'], rows=sorted(rows, key=lambda r: -r['ratio']['p50'])), 'a step with everything else on'), 'top', 'Each row with everything else on: with it against without it.')]
 
 def _compile_section(data):
@@ -1305,7 +1393,7 @@ def roofline_figure(data: dict) -> Figure | None: # None: the peak of the card i
     if not rows or not peaks: return None
     figure, axes = _chart(1.3 + .3 * len(rows), f"MFU, real tokens only\n{_where(data['provenance'])}", 'share of the dense peak')
     axes.barh(range(len(rows)), [r['mfu'] for r in rows], color=MAIN)
-    axes.barh(range(len(rows)), [r['mfu'] * max(0., (r['padded_tokens_per_s']['p50'] / r['tokens_per_s']['p50'] - 1)) for r in rows], left=[r['mfu'] for r in rows], facecolor='none', edgecolor=OTHER, hatch='////')
+    axes.barh(range(len(rows)), [r['mfu'] * max(0., (r.get('padded_tokens_per_s') or r['tokens_per_s'])['p50'] / r['tokens_per_s']['p50'] - 1) for r in rows], left=[r['mfu'] for r in rows], facecolor='none', edgecolor=OTHER, hatch='////')
     axes.set_yticks(range(len(rows)), [r['variant'][:34] for r in rows])
     axes.set_xlim(0, 1)
     return figure
@@ -1371,7 +1459,7 @@ def ledger_page(
     path = ledger_file(path)
     data = read_ledger(path)
     run = dict(hardware=data.get('hardware') or {}, ladder=dict(data['ladder'], provenance=data['provenance']) if data.get('ladder') else None, run=dict(command=data['provenance'].get('command'), settings=data['settings']))
-    parts = [('hardware', 'Hardware', lambda: _hardware_section(run)), ('ladder', 'The ladder', lambda: _ladder_section(run) if run['ladder'] else [_note(f"The ladder was not measured: {data.get('ladder_problem') or 'the budget went to the rows'}.")]), ('table', 'Every claim', lambda: _claims_section(data)),
+    parts = [('hardware', 'Hardware', lambda: _hardware_section(run)), ('ladder', 'The ladder', lambda: _ladder_section(run) if run['ladder'] else [_note(f"The ladder was not measured: {data.get('ladder_problem') or data.get('stopped') or 'the run did not come to its end'}.")]), ('table', 'Every claim', lambda: _claims_section(data)),
              ('beside', 'Claimed and measured', lambda: _beside_section(data)), ('ontop', 'On top of the rest', lambda: _top_section(data)), ('compile', 'torch.compile', lambda: _compile_section(data)),
              ('roofline', 'MFU and the peak', lambda: _roofline_section(data)), ('memory', 'Memory', lambda: _memory_section(data)), ('curves', 'Curves', lambda: _curve_section(data)), ('loss', 'Loss checks', lambda: _loss_section(data)),
              ('study', 'Studies and their forecast', lambda: _study_section(data)), ('reasons', 'Rows without a figure', lambda: _reasons_section(data)), ('reproduce', 'How to reproduce', lambda: _reproduce_section(run))]
@@ -1419,7 +1507,7 @@ def recorded_factors(card: str, folder=None) -> dict: # id: (factor, file)
 def _candidates(hw, facts):
     "Those that this machine can run"
     known = all_claims()
-    able = lambda changes, i: not (i and problem(known[i], hw, facts)) and not ('fast' in changes and hw.device != 'cuda')
+    able = lambda changes, i: not (i and problem(known[i], hw, **facts)) and not ('fast' in changes and hw.device != 'cuda')
     half = hw.device == 'cuda' or bool(hw.cpu.flags & {'avx512_bf16', 'amx_bf16'})
     return [(c, i) for c, i in CANDIDATES if able(c, i) and (i != 'bf16' or half) and ('compile' not in c or hw.device == 'cuda')]
 
@@ -1430,10 +1518,11 @@ def optimize(
     base: TrainConfig = TrainConfig(), # hyperparameters, which stay
     budget: float | str = 60., # seconds to measure; 0: only records and defaults; what has to be compiled on a GPU is tried from 240 on
     records: dict | None = None # of `recorded_factors`; None: looked up
-) -> TrainConfig: # `config.reasons` holds a `Choice` for each field that was decided
+): # a `status.Preset`, which holds the reason for each field that was decided
     "The fastest settings among those that keep training the same, with the reason for each"
+    from optkit.status import as_preset
     hw, budget_s = hw or detect(), float(budget) if budget == 0 else seconds_of(budget)
-    able = _candidates(hw, Facts() if budget_s == 0 else facts_of(ready := bench_of(model, data, hw, base.effective_batch)))
+    able = _candidates(hw, {} if budget_s == 0 else facts_of(ready := bench_of(model, data, hw, base.effective_batch)))
     records, config, reasons, defaults = recorded_factors(hw.card) if records is None else records, replace(base, **BASELINE), {}, asdict(base) | dict(precision=base.precision or choose_format(hw).value, tf32=bool(choose_tf32(hw, 'bf16').value) if base.tf32 is None else base.tf32)
     if budget_s: config = replace(settle(ready).base, **asdict(config) | dict(physical_batch=ready.base.physical_batch))
     for changes, claim in able:
@@ -1441,15 +1530,15 @@ def optimize(
         builds = hw.device == 'cuda' and changes.keys() & {'compile', 'fast'} # takes a minute or two
         if budget_s and with_ != config and not (builds and budget_s < 240):
             try: measured = asdict(timed_sides(ready, {'without': config, 'with': with_}, budget_s / len(able), check_loss=False)[0].ratio('with'))
-            except Exception as exc: reasons |= {k: Choice(getattr(config, k), f'could not run here: {_line(exc)[:120]}') for k in changes}; continue
+            except Exception as exc: reasons |= dict.fromkeys(changes, f'could not run here: {_line(exc)[:120]}'); continue
         factor, file = records.get(claim, (None, ''))
         choice = choose_setting(measured, factor, all(defaults[k] == v for k, v in changes.items()), f' ({file})' if file else '')
         if choice.value: config = with_
-        reasons |= {k: Choice(getattr(config, k), choice.reason) for k in changes if choice.value or k not in reasons}
+        reasons |= {k: choice.reason for k in changes if choice.value or k not in reasons}
     final = replace(base, **{k: getattr(config, k) for k in {*BASELINE, *reasons, 'physical_batch'}})
-    object.__setattr__(final, 'reasons', reasons | {k: Choice(getattr(final, k), 'default: nothing was tried') for k in asdict(final) if k not in reasons})
-    return final
+    if final.physical_batch != base.physical_batch: reasons['physical_batch'] = 'measured here: a whole step did not fit'
+    return as_preset(asdict(final), {k: _reason(text) for k, text in reasons.items()}, hw.card)
 
-def why(config: TrainConfig) -> str: # a line a setting that was decided
-    "The reasons of a configuration of `optimize`"
-    return '\n'.join(f'{k} = {c.value!r}: {c.reason}' for k, c in getattr(config, 'reasons', {}).items() if not c.reason.endswith('nothing was tried'))
+def _reason(text): # the source is told by its first word
+    from optkit.status import Reason
+    return Reason(text, dict(measured='measured', could='measured', recorded='record').get(text.split()[0], 'default'))

@@ -7,6 +7,7 @@ __all__ = ['BASELINE', 'AGAIN', 'Rung', 'default_rungs', 'ladder_configs', 'rows
            'measure_ladder']
 
 # %% ../nbs/03b_ladder.ipynb #7789cdfa
+import copy
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
@@ -149,7 +150,7 @@ def measure_ladder(
 ) -> Ladder:
     "Time every row on the same samples in turns, with a loss comparison"
     configs = ladder_configs(base, rungs)
-    engines = {name: make_engine(model, c, hardware) for name, c in configs.items()}
+    engines = {name: make_engine(copy.deepcopy(model) if c.fast else model, c, hardware) for name, c in configs.items()} # the fast engine moves weights to places of its own
     store = store.to(hardware.device)
     try:
         losses = {name: loss_of(engines[name], store, rows, c, loss_steps) for name, c in tqdm(configs.items(), desc='loss of each row', disable=not progress, leave=False)}
@@ -173,7 +174,7 @@ def _ladder(comparison, configs, rungs, plans, losses, store, model, hardware):
         records.append(Record(variant=name, baseline='baseline', claim=here.claim, label=here.label, aside=here.aside,
             ratio=ratio('baseline') if n else dict(p50=1., low=1., high=1.), ratio_before=ratio(before), repeats=comparison.rounds, warm_up=comparison.warm_up, disturbed=sum(counts for *_, counts in comparison.disturbed),
             loss=dict(value=losses[of][0], difference=losses[of][0] - losses['baseline'][0]), peak_bytes=losses[of][1],
-            **_rates(comparison.seconds[name], comparison.numbers, plans[of], store, model, peak)))
+            **_rates(comparison.seconds[name], comparison.numbers, plans[of], store, model, peak) | (dict(padded_tokens_per_s=None) if configs[of].fast else {}))) # which cuts a step anew
     c = configs['baseline']
     return Ladder(tuple(records), comparison, f'{c.effective_batch} rows an optimizer step, at most {store.max_length} tokens, {hardware.gpu.name if hardware.gpu else hardware.cpu.model}; '
                   f'{comparison.rounds} rounds, {comparison.confidence:.0%} intervals; MFU against the dense BF16 peak')

@@ -1,5 +1,5 @@
 "The ledger of claims: verdicts, planner, reasons, a run that is killed and goes on, files that are no ledger"
-import base64, hashlib, json, re, subprocess, sys
+import base64, hashlib, json, re, subprocess, sys, time
 from dataclasses import replace
 
 import numpy as np
@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from optkit import claims as module
-from optkit.claims import (EXPERIMENTS, TOP, VERDICTS, Facts, Work, add_pass, agreement, all_claims, bench, bench_of, best_order, break_even, check_same_run, choose_setting, claim_verdict, epochs_to_reach, expected_cost,
-                           figures, hours_with_compile, judge, ledger_page, ledger_path, loss_verdict, made_up_store, new_row, next_work, one_verdict, optimize, problem, read_ledger, recorded, run_plan, settle, share_of,
-                           size_step, step_flops, ledger_summary, switch_sides, timed_sides, training_bytes, why, with_record, workload_problem)
+from optkit.claims import (EXPERIMENTS, TOP, VERDICTS, LostDevice, TimeOver, Work, add_pass, attempt, agreement, all_claims, bench, bench_of, best_order, break_even, check_same_run, choose_setting, claim_verdict, deadline, epochs_to_reach, expected_cost,
+                           figures, hours_with_compile, judge, ledger_page, ledger_path, loss_verdict, made_up_store, new_row, next_work, one_verdict, optimize, problem, read_ledger, recorded, reserve_of, run_plan, settle, share_of,
+                           size_step, step_flops, ledger_summary, switch_sides, timed_sides, training_bytes, with_record, workload_problem)
 from optkit.data import InputError, example_table, tokenise, word_tokenizer
 from optkit.engine import example_model, training_flops
 from optkit.hardware import detect, hardware_with, known_gpu
@@ -98,7 +98,7 @@ def test_loss_verdicts():
 # --- what cannot run here
 
 def test_reasons_by_machine():
-    reasons = lambda hw, **facts: {i: problem(c, hw, Facts(**facts)) for i, c in all_claims().items()}
+    reasons = lambda hw, **facts: {i: problem(c, hw, **facts) for i, c in all_claims().items()}
     assert not any(reasons(H100).values())
     without = {i for i, said in reasons(CPU).items() if said}
     assert without == {'tf32', 'tf32_on_bf16', 'cudnn_benchmark', 'pin_memory', 'safety_margin', 'vram_5090', 'cuda_graphs', 'compile_max_autotune'}
@@ -139,6 +139,18 @@ def test_later_passes_go_to_the_widest_interval_until_it_is_narrow():
     assert next_work([replace(w, width=.005) for w in works], 10.).value is None
 
 
+def test_rows_alone_leave_room_for_the_other_views():
+    works = [Work('a', 'alone', 10.), Work('b', 'alone', 50.), Work('ladder', 'ladder', 20.), Work('a', 'top', 8.), Work('b', 'top', 30.)]
+    order, left, start = [], 100., 100.
+    assert reserve_of(works, 100.) == 28. and reserve_of(works, 10.) == 0.
+    while (work := next_work(works, left, reserve_s=reserve_of(works, start)).value) and work.passes == 0:
+        order.append((work.id, work.view))
+        works = [replace(w, passes=1) if w is work else w for w in works]
+        left -= work.cost_s
+    assert order == [('a', 'alone'), ('b', 'alone'), ('ladder', 'ladder'), ('a', 'top')]
+    assert next_work([replace(w, passes=w.view != 'alone', final=w.view != 'alone') for w in works[1:2]], 50., reserve_s=0.).value.id == 'b', 'what the other views do not need goes back'
+
+
 @pytest.mark.parametrize('budget', [5, 60, 480, 4000])
 def test_a_simulated_run_spends_its_budget_and_no_more(budget):
     random, spent, works = np.random.default_rng(budget), 0., [Work(f'r{n}', 'alone', c) for n, c in enumerate((.1, 2., 2., 5., 5., 100.))]
@@ -152,13 +164,34 @@ def test_share_and_costs():
     assert share_of(180, 60) == 1.5 and share_of(1, 60) == 1. and share_of(1e6, 60) == 12.
     cost = lambda i, kind, **k: expected_cost(i, kind, 'alone', **dict(step_s=.3, share_s=2., cuda=True, loss_steps=8) | k)
     assert cost('profile', 'profile') < 1 < cost('bf16', 'switch') < cost('compile', 'compile') < cost('compile_max_autotune', 'compile')
-    assert cost('bf16', 'switch', step_s=1.) > cost('bf16', 'switch')
+    assert cost('bf16', 'switch', step_s=1.) > cost('bf16', 'switch') and cost('all_5090', 'switch', warm=True) < cost('all_5090', 'switch')
+    assert module.ladder_cost(.3, 2., True, 8) < module.ladder_cost(.3, 2., True, 8, True, True) < module.ladder_cost(.3, 2., True, 8, True)
 
 
 def test_ladder_in_the_best_order():
     rungs = default_rungs(H100, 32, 32)
     names = [r.claim or 'padded' for r in best_order(rungs, dict(bf16=2., padded=3., zero_grad_none=1.2, fused_adamw_step=1.1, tf32_on_bf16=1., compile=9.))]
     assert names == ['padded', 'bf16', 'zero_grad_none', 'fused_adamw_step', 'tf32_on_bf16', 'length_bucketing', 'compile']
+    assert best_order((module.FAST_RUNG, *rungs), {})[-1] is module.FAST_RUNG
+
+
+def test_a_ladder_says_what_it_left_out_and_is_measured_again(tiny):
+    data = fresh()
+    works = lambda: [w for w in module.works_of(data, tiny, 1., set()) if w.view == 'ladder']
+    assert works()[0].passes == 0
+    data['ladder'] = dict(rows=[], left_out='torch.compile: about 300 s were needed, 100 s were left')
+    assert works()[0].passes == 0
+    data['ladder']['left_out'] = None
+    assert works()[0].passes == 1 and works()[0].final
+
+
+def test_a_ladder_for_real_with_a_fast_engine(tiny, monkeypatch):
+    before = {k: v.clone() for k, v in tiny.model.state_dict().items()}
+    monkeypatch.setattr(module, 'default_rungs', lambda *a: (*default_rungs(CPU, 8, 8), module.FAST_RUNG))
+    found = module.climb(tiny, fresh(), .4)
+    last = found['rows'][-1]
+    assert last['variant'] == module.FAST_RUNG.name and last['ratio']['p50'] > 0 and last['padded_tokens_per_s'] is None and abs(last['loss']['difference']) < 1e-4
+    assert all(torch.equal(v, tiny.model.state_dict()[k]) for k, v in before.items()), 'the fast engine worked on a copy'
 
 
 # --- counting
@@ -209,17 +242,24 @@ def test_two_fast_engines_do_not_share_weights(tiny):
 
 
 def test_records_answer_a_row_that_was_not_measured(tmp_path):
-    rows = [dict(variant='bf16', baseline='fp32', ratio=far(1.8, 1.9, 2.)), dict(variant='bf16 + tf32', baseline='fp32', ratio=far(1.8, 1.9, 2.), ratio_before=far(.99, 1., 1.01))]
+    rows = [dict(variant='tf32', baseline='fp32', claim='tf32', ratio=far(1.1, 1.2, 1.3)), dict(variant='bf16', baseline='fp32', claim='bf16', ratio=far(1.8, 1.9, 2.), ratio_before=far(1.4, 1.5, 1.6)),
+            dict(variant='bf16 + tf32', baseline='fp32', claim='tf32_on_bf16', ratio=far(1.8, 1.9, 2.), ratio_before=far(.99, 1., 1.01))]
+    other = [dict(variant='+ fused AdamW', baseline='baseline', claim='fused_adamw_step', ratio=far(1.8, 1.9, 2.), ratio_before=far(1.05, 1.1, 1.2)), dict(variant='+ BF16', baseline='baseline', claim='bf16', ratio=far(1., 1.1, 1.2))]
+    lengths = [dict(variant=f'efficient, {how}, {n}', baseline='math', claim=claim, ratio=far(p, p, p)) for how, claim, n, p in (('alone', 'sdpa', 128, 1.2), ('alone', 'sdpa', 512, 1.5), ('alone', 'sdpa', 2048, 2.), ('whole step', 'sdpa_step', 512, 1.1))]
+    for name, some in (('demo-ladder', other), ('attention-backends', lengths)): (tmp_path / f'{name}-h100.json').write_text(json.dumps(dict(provenance=dict(workload=name), rows=some)))
     (tmp_path / 'w1-precision-h100.json').write_text(json.dumps(dict(provenance=dict(workload='W1'), rows=rows)))
     known = all_claims()
     row = with_record(dict(new_row(known['tf32_on_bf16']), reason='no budget: all of it is spent'), known['tf32_on_bf16'], 'h100', tmp_path)
     assert (row['ratio']['p50'], row['source'], row['verdict']) == (1., 'recorded', 'none') and 'no budget' in row['note']
     again = with_record(row, known['tf32_on_bf16'], 'h100', tmp_path / 'none')
     assert again['ratio'] is None and again['verdict'] is None and recorded('bf16', 'rtx3090', tmp_path) is None
+    assert recorded('tf32', 'h100', tmp_path) is None and recorded('fused_adamw_step', 'h100', tmp_path)['text'].startswith('+ fused AdamW, over the row before'), 'a whole step says nothing about products alone'
+    assert (recorded('sdpa', 'h100', tmp_path)['ratio']['p50'], recorded('sdpa_step', 'h100', tmp_path)['ratio']['p50']) == (1.5, 1.1), 'the middle one of several'
     measured = add_pass(new_row(known['bf16']), known['bf16'], 'alone', dict(ratios=[1.1] * 6), 1.)
     assert with_record(measured, known['bf16'], 'h100', tmp_path)['ratio']['p50'] == 1.1
+    assert recorded('bf16', 'h100', tmp_path)['ratio'] == far(1.8, 1.9, 2.) and recorded('bf16', 'h100', tmp_path)['file'] == 'w1-precision-h100.json'
     (tmp_path / 'w1-precision-h100.json').write_text('{')
-    assert recorded('bf16', 'h100', tmp_path) is None
+    assert recorded('bf16', 'h100', tmp_path)['file'] == 'demo-ladder-h100.json', 'a broken file is passed by'
 
 
 def test_agreement_of_two_ledgers():
@@ -335,6 +375,48 @@ def test_a_run_that_is_killed_goes_on(tiny, faked, tmp_path):
     assert all(after[i]['alone'][:len(r['alone'])] == r['alone'] for i, r in before.items()) and len([r for r in after.values() if r]) > 30
 
 
+def test_a_job_that_takes_longer_than_what_is_left_is_ended_and_waits_for_more(tiny, faked, monkeypatch):
+    def slow(bench, claim, share_s, view, earlier):
+        if claim.id != 'bf16': return fake(bench, claim, share_s, view, earlier)
+        while True:
+            try: time.sleep(.01)
+            except Exception: pass # as a compiler would
+    for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, slow)
+    monkeypatch.setattr(module, 'GRACE', -59.)
+    data = run_plan(tiny, fresh(), 60., lambda now: None, **faked)
+    rows = {r['claim']: r for r in data['rows']}
+    assert rows['bf16']['reason'].startswith('no budget: it took more than') and 55 < data['too_long']['bf16 alone'] <= 60 and rows['zero_grad_none']['ratio']
+    bf16 = lambda: next(w for w in module.works_of(data, tiny, 1., set()) if (w.id, w.view) == ('bf16', 'alone'))
+    data['rows'] = [dict(r, reason=None) for r in data['rows']]
+    assert 65 < bf16().cost_s <= 75, 'only a start with more time tries it again'
+
+
+def test_a_job_in_which_a_start_was_killed_is_not_tried_with_the_same_time(tiny, faked, monkeypatch):
+    kept = []
+    def dying(bench, claim, share_s, view, earlier): raise KeyboardInterrupt
+    monkeypatch.setattr(module, 'LONG', 0.)
+    for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, dying)
+    with pytest.raises(KeyboardInterrupt): run_plan(tiny, fresh(), 60., lambda now: kept.append(json.loads(json.dumps(now))), **faked)
+    assert kept[-1]['trying']['job'].endswith(' alone')
+    for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, fake)
+    data = run_plan(tiny, kept[-1], 60., lambda now: None, **faked)
+    name = kept[-1]['too_long'] if 'too_long' in kept[-1] else data['too_long']
+    row = next(r for r in data['rows'] if r['claim'] == [*name][0].split()[0])
+    assert 'alone' not in row['passes'] and row['reason'].startswith('no budget') and 'trying' not in data
+
+
+def test_a_deadline_leaves_the_timer_as_it_was():
+    import signal
+    signal.setitimer(signal.ITIMER_REAL, 50.)
+    try:
+        with pytest.raises(TimeOver):
+            with deadline(.05): time.sleep(5)
+        with deadline(60.): pass
+        with deadline(float('inf')): pass
+        assert 40 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50 and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    finally: signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 REAL = {'zero_grad_none', 'batch_size', 'fused_adamw', 'trial_profile', 'memory_8b', 'sdpa_step', 'no_checkpointing', 'checkpointing_memory', 'single_item'}
 
 def test_two_starts_for_real(tiny, tmp_path, monkeypatch):
@@ -385,14 +467,14 @@ def test_optimize_from_records_and_defaults(store):
     records = dict(bf16=(far(1.5, 1.6, 1.7), 'a.json'), fused_adamw_step=(far(.8, .9, .95), 'a.json'), sequence_packing=(far(1.2, 1.3, 1.4), 'a.json'), compile=(far(.5, .6, .7), 'a.json'), cuda_graphs=(far(.5, .6, .7), 'a.json'))
     found = optimize(example_model(), store, H100, base, budget=0, records=records)
     assert (found.precision, found.fused, found.layout, found.compile, found.fast) == ('bf16', False, 'packed', None, False) and (found.lr, found.epochs, found.effective_batch) == (3e-4, 7, 16)
-    assert 'a.json' in found.reasons['precision'].reason and set(found.reasons) == set(vars(found)) - {'reasons'} and 'precision' in why(found)
+    assert 'a.json' in found.reasons['precision'].reason and found.reasons['precision'].source == 'record' and 'a.json' in repr(found) and found.card == 'h100'
     plain = optimize(example_model(), store, CPU, base, budget=0, records={})
-    assert (plain.fused, plain.zero_grad_none, plain.layout, plain.compile) == (True, True, 'sorted', None) and all('default' in c.reason for c in plain.reasons.values())
+    assert (plain.fused, plain.zero_grad_none, plain.layout, plain.compile) == (True, True, 'sorted', None) and {r.source for r in plain.reasons.values()} == {'default'}
 
 
 def test_optimize_measures_and_keeps_training_the_same(store):
     model = example_model()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     found = optimize(model, store, detect(), TrainConfig(effective_batch=8), budget=4., records={})
-    assert any('measured here' in c.reason for c in found.reasons.values()) and (found.weights, found.fp8, found.adapter, found.optimizer) == (None, False, None, 'adamw') and found.layout != 'grouped'
-    assert all(torch.equal(v, model.state_dict()[k]) for k, v in before.items()) and TrainConfig.from_json(found.to_json()) == found
+    assert any(r.source == 'measured' and 'measured here' in r.reason for r in found.reasons.values()) and found.replace(lr=1e-3).reasons['layout'] == found.reasons['layout'] and (found.weights, found.fp8, found.adapter, found.optimizer) == (None, False, None, 'adamw') and found.layout != 'grouped'
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in before.items()) and vars(TrainConfig.from_json(found.to_json())) == {k: v for k, v in vars(found).items() if not k.startswith('_')}
