@@ -478,3 +478,50 @@ def test_optimize_measures_and_keeps_training_the_same(store):
     found = optimize(model, store, detect(), TrainConfig(effective_batch=8), budget=4., records={})
     assert any(r.source == 'measured' and 'measured here' in r.reason for r in found.reasons.values()) and found.replace(lr=1e-3).reasons['layout'] == found.reasons['layout'] and (found.weights, found.fp8, found.adapter, found.optimizer) == (None, False, None, 'adamw') and found.layout != 'grouped'
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in before.items()) and vars(TrainConfig.from_json(found.to_json())) == {k: v for k, v in vars(found).items() if not k.startswith('_')}
+
+
+# --- a GPU's ledger, without one
+
+def rate(p): return dict(p20=p * .9, p50=p, p80=p * 1.1)
+
+def of_a_gpu(claim, view):
+    "What an experiment gives on a GPU, by kind"
+    ratios, speed = [1.2, 1.21, 1.19, 1.2, 1.2, 1.22], dict(seconds=rate(.1), samples_per_s=rate(300.), tokens_per_s=rate(4e4), padded_tokens_per_s=rate(6e4), mfu=.2, peak_bytes=3 << 30, base_peak_bytes=5 << 30)
+    timed = dict(ratios=ratios, variant='with', baseline='without', warm_up=8, disturbed=0, **speed)
+    pairs = {'8 to 12': far(1.1, 1.15, 1.2), '12 to 16': far(1.1, 1.15, 1.2), '16 to 32': far(1.1, 1.15, 1.2)}
+    loss = dict(value=.6, baseline=.61, difference=-.01, spread=.02, steps=12, verdict='within the spread', reason='-0.01 beside 0.02 between seeds')
+    curve = dict(curve=[(8, 100., far(1., 1., 1.)), (16, 130., far(1.2, 1.3, 1.4))], pairs=pairs, axis='rows of a micro-batch', effective=96)
+    factor = dict(p50=1.2, low=1.1, high=1.3)
+    return {'switch': timed | dict(loss=loss, extra=dict(kept_bytes={'with': 5, 'without': 9}, saved=.4) if 'checkpointing' in claim.id else {}), 'compile': timed | dict(loss=loss, final=True, extra=dict(compile_s=110.2, break_even_steps=900, default_compile_s=110.)),
+            'graphs': timed | dict(padded_tokens_per_s=None, extra=dict(build_s=dict(launched=20., captured=24.), shapes=4)), 'curve': timed | dict(final=True, extra=curve), 'epoch': timed | dict(extra=curve if claim.id == 'num_workers' else dict(epoch_seconds=1., steps=8)),
+            'margin': timed | dict(final=True, extra=dict(largest=128, share_of_memory={'115': .8, '125': .87}, left_bytes=9 << 30)) if claim.id == 'safety_margin' else dict(figure='80% of the memory', final=True, extra=dict(largest=128)),
+            'dora': timed | dict(figure='92.0% fewer', extra=dict(dora=dict(state_bytes=1, trainable=3))), 'state': timed | dict(figure='1 GiB less of 2 GiB', extra=dict(state_bytes=dict(adamw=2, adamw_8bit=1)), loss=loss),
+            'sizes': dict(figure='8B: 64 GB', source='counted', final=True, extra=dict(full=dict(weights=16e9))), 'rate': dict(figure='5.70 steps/s', final=True, repeats=40, **speed), 'usage': dict(figure='GPU busy 80%; MFU 20.0%', usage=dict(busy=.8), final=True, repeats=40, **speed),
+            'profile': dict(figure='200 to 300 days', source='counted', final=True, extra=dict(hours=[1, 2])), 'derived': dict(factor=factor, source='derived', final=True, extra=dict(compile_s=110., pairs={'800 to 678': factor, '800 to 644': factor, '800 to 580': factor})),
+            'study': timed | dict(source='simulated', final=True, extra=dict(studies=5, reached=4, share_of_epochs=.4, seconds=9.))}.get(claim.kind, timed)
+
+
+@pytest.fixture
+def of_h100(tiny, monkeypatch, tmp_path):
+    "The ledger of W1 as an H100 leaves it, with a ladder, and its file"
+    monkeypatch.setattr(module.Bench, 'cuda', property(lambda self: True))
+    for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, lambda bench, claim, share_s, view, earlier: of_a_gpu(claim, view))
+    monkeypatch.setattr(module, '_room', lambda device: None)
+    monkeypatch.setattr(module, '_alive', lambda device: True)
+    ladder = module.climb(tiny, fresh(), .3, 0.)
+    ladder['rows'][-1] |= dict(mfu=.3, peak_bytes=4 << 30)
+    monkeypatch.setattr(module, 'climb', lambda *a: ladder)
+    tiny.hardware, clock = H100, iter(np.arange(0, 1e6, .5))
+    data = fresh() | dict(hardware=json.loads(H100.to_json()), provenance=dict(card='h100', gpu='NVIDIA H100 80GB HBM3', date='2026-11-28', command='optkit bench --workload w1', workload='w1'), settings=dict(workload='w1', card='h100'))
+    data = run_plan(tiny, data, 4000., lambda now: None, lambda line: None, clock=lambda: float(next(clock)))
+    return data, module.write_json(tmp_path / 'w1-claims-h100.json', dict(kind=module.KIND, format=module.FORMAT, **data))
+
+
+def test_the_page_of_a_gpu(of_h100):
+    data, path = of_h100
+    page = ledger_page(path).read_text()
+    assert 'cannot be shown' not in page, re.findall(r'[^>]*cannot be shown[^<]*', page)
+    assert len(figures(data)['figure']) > 40 and module.roofline_figure(data) is not None and data['ladder']['left_out'] and 'left out: torch.compile' in page
+    assert all(r['on_top'] for r in data['rows'] if r['claim'] in TOP) and len(load_records(path)) == 47
+    again = read_ledger(path)
+    assert agreement(again, data)['overlap'] == 1. and module.recorded_factors('h100', path.parent)['bf16'][1] == path.name
