@@ -16,7 +16,7 @@ before the first trial of a call and kept apart. The winner of each study is tra
 saw, with other folds and seeds, several times: its fresh score.
 """
 import argparse, json, math, os, sys, time
-from functools import partial
+from collections import Counter
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
@@ -37,8 +37,8 @@ from optkit.timing import provenance, quantiles, read_json, write_json
 from optkit.trainer import TrainConfig, Trainer, make_engine, with_rows
 
 STRATEGIES = ('none', 'hyperband', 'reports', 'racing')
-BATCHES = (16, 32, 64)
-SPACE = ('lr=1e-5..1e-3:log', 'weight_decay=1e-3..0.3:log', 'warmup=0.0..0.3', 'label_smoothing=0.0..0.1', f'effective_batch={",".join(map(str, BATCHES))}')
+BATCHES = (32, 64, 128)
+SPACE = ('lr=2e-5..2e-3:log', 'weight_decay=1e-3..0.3:log', 'warmup=0.0..0.3', 'label_smoothing=0.0..0.1', f'effective_batch={",".join(map(str, BATCHES))}')
 MARGIN = .01 # F1
 
 
@@ -103,8 +103,11 @@ class Timed(TrainerRunner):
 
 # --- what is trained
 
-def thinned(rows, negatives, seed=0):
-    "All positive pairs of a document, and so many negative ones for each of them, at least one; 0: all"
+def thinned(rows, negatives, hypotheses=0, seed=0):
+    "Pairs of the hypotheses that are true most often (0: of all): all positive ones of a document, and so many negative ones for each of them, at least one (0: all)"
+    if hypotheses:
+        often = [h for h, _ in Counter(r['hypothesis'] for r in rows if r['label']).most_common(hypotheses)]
+        rows = [r for r in rows if r['hypothesis'] in often]
     if not negatives: return rows
     rng, out, by = np.random.default_rng(seed), [], {}
     for r in rows: by.setdefault(r['group'], ([], []))[int(r['label'])].append(r)
@@ -133,7 +136,7 @@ class Setting:
     def __init__(self, a):
         self.a, self.hardware, (source, path) = a, detect(), found()
         tokenizer = load_tokenizer(source)
-        self.table = table_from(thinned(read_rows(path, a.documents + a.fresh_documents), a.negatives), 'premise', 'label', 'hypothesis', group='group')
+        self.table = table_from(thinned(read_rows(path, a.documents + a.fresh_documents), a.negatives, a.hypotheses), 'premise', 'label', 'hypothesis', group='group')
         self.groups, self.labels = np.asarray(self.table.groups), np.asarray(self.table.labels)
         self.search, self.fresh = documents_of(self.groups, (a.documents, a.fresh_documents))
         self.store = tokenise(self.table, tokenizer, a.length, progress=False).to(self.hardware.device)
@@ -379,7 +382,7 @@ def show(simulated):
 
 # --- the command
 
-SIZES = dict(documents=270, train_documents=180, fresh_documents=400, negatives=1, length=128, evaluation_rows=128, evaluations=30, folds=3, trials=60, study_seeds=3, fresh=4)
+SIZES = dict(documents=400, train_documents=260, fresh_documents=600, hypotheses=2, negatives=1, length=128, evaluation_rows=128, evaluations=30, folds=3, trials=60, study_seeds=3, fresh=4)
 
 
 def command_of(a): return 'python bench/study.py' + ''.join(f' --{k.replace("_", "-")} {getattr(a, k)}' for k in SIZES) + (' --fast' if a.fast else '') + (' --dry' if a.dry else '')

@@ -13,7 +13,7 @@ from optkit.timing import read_json
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'bench'))
 import study
 
-SMALL = '--documents 9 --train-documents 2 --fresh-documents 9 --negatives 0 --length 24 --evaluation-rows 10 --evaluations 4 --trials 3 --study-seeds 1 --fresh 1'.split()
+SMALL = '--documents 9 --train-documents 2 --fresh-documents 9 --hypotheses 0 --negatives 0 --length 24 --evaluation-rows 10 --evaluations 4 --trials 3 --study-seeds 1 --fresh 1'.split()
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_an_evaluation_follows_so_many_rows(pack):
     runner, seen = s.runner(0), []
     step = s.engine.step
     s.engine.step = lambda store, micro: seen.append(np.concatenate([m.rows for m in micro])) or step(store, micro)
-    for _ in runner(dict(lr=1e-4, effective_batch=16), 1): seen.append(None)
+    for _ in runner(dict(lr=1e-4, effective_batch=32), 1): seen.append(None)
     assert [n is None for n in seen] == [False, True] * 4 and all(len(n) == 10 for n in seen[::2])
     assert set(np.concatenate(seen[0:4:2])) == set(np.concatenate(seen[4::2])) == set(runner.folds[1][0]), 'two parts are a pass'
 
@@ -128,6 +128,8 @@ def test_pairs_are_thinned_by_document():
     found = study.thinned(rows, 1)
     count = lambda label: [sum(r['label'] == label for r in found if r['group'] == str(d)) for d in range(4)]
     assert count(1) == [0, 1, 2, 3] and count(0) == [1, 1, 2, 3] and study.thinned(rows, 0) == rows and study.thinned(rows, 1) == found
+    named = [dict(r, hypothesis='ab'[r['n'] % 2], label=int(r['n'] in (1, 3, 4))) for r in rows]
+    assert {r['hypothesis'] for r in study.thinned(named, 0, 1)} == {'b'} and study.thinned(named, 0, 2) == named
 
 
 def test_a_score_that_is_no_number_goes_through_the_file(pack):

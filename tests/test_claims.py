@@ -525,3 +525,19 @@ def test_the_page_of_a_gpu(of_h100):
     assert all(r['on_top'] for r in data['rows'] if r['claim'] in TOP) and len(load_records(path)) == 47
     again = read_ledger(path)
     assert agreement(again, data)['overlap'] == 1. and module.recorded_factors('h100', path.parent)['bf16'][1] == path.name
+
+
+@pytest.mark.parametrize('budget, step_s, on_s, least', [(150., .3, .15, 4), (165., .1, .08, 6), (120., .45, .4, 2)])
+def test_three_minutes_on_a_processor_show_all_views(tiny, monkeypatch, budget, step_s, on_s, least):
+    "With a clock that goes by what jobs are expected to take, and a fifth more"
+    now, share = [0.], share_of(budget, 47)
+    tiny.step_s, tiny.on_s, tiny.loss_steps = step_s, on_s, 4
+    def experiment(bench, claim, share_s, view, earlier):
+        now[0] += 1.2 * expected_cost(claim.id, claim.kind, view, on_s if view == 'top' else step_s, share, False, 4)
+        return dict(figure='n/a', final=True) if claim.kind in ('sizes', 'profile', 'rate', 'usage') else dict(ratios=[1.2] * 6, variant='with', baseline='without')
+    def climb(*a): now[0] += 1.2 * module.ladder_cost(step_s, share, False, 4); return dict(rows=[], note='')
+    for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, experiment)
+    monkeypatch.setattr(module, 'climb', climb); monkeypatch.setattr(module, '_room', lambda device: None)
+    data = run_plan(tiny, fresh(), budget, lambda now: None, lambda line: None, clock=lambda: now[0])
+    tops = [r['claim'] for r in data['rows'] if (r['on_top'] or {}).get('ratio')]
+    assert data['ladder'] is not None and len(tops) >= least and len(figures(data)['figure']) >= 15 and now[0] < budget + 20, (tops, figures(data), now)
