@@ -254,6 +254,7 @@ def run(a):
     except Enough: pass
     finally: _close(a)
     path = save(a, s, calls, kept)
+    _close(a)
     said(f'all is done: {path}' if done else f'not done yet, the same call goes on with what is in {a.state}' + (f'; so far: {path}' if path else ''))
     return path if done else None
 

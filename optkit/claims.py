@@ -232,12 +232,15 @@ def next_work(
 # %% ../nbs/05b_claims.ipynb #74c3397c
 def reserve_of(
     works: list[Work],
-    budget_s: float,
-    most: float = .4 # share of the budget
+    budget_s: float, left_s: float, # of it
+    most: float = .4, # share of the budget
+    rows: int = 15 # alone that come before anything else
 ) -> float: # seconds
     "What rows alone leave to the ladder and to the rows on top: their first passes, the ladder and then the cheapest first"
-    kept, open_ = 0., sorted((w for w in works if w.view != 'alone' and not w.passes), key=lambda w: (w.view != 'ladder', w.cost_s))
-    for w in open_: kept += w.cost_s if kept + w.cost_s <= most * budget_s else 0.
+    alone, other = ([w for w in works if (w.view == 'alone') is v] for v in (True, False))
+    todo = sorted(w.cost_s for w in alone if not w.passes)[:max(0, rows - sum(bool(w.passes) for w in alone))]
+    kept, room = 0., min(most * budget_s, left_s - sum(todo))
+    for w in sorted((w for w in other if not w.passes), key=lambda w: (w.view != 'ladder', w.cost_s)): kept += w.cost_s if kept + w.cost_s <= room else 0.
     return kept
 
 def share_of(
@@ -1021,7 +1024,7 @@ def ladder_cost(
     compiled: bool = False, warm: bool = False # with torch.compile; whether the model was compiled before
 ) -> float: # seconds
     "What the ladder takes: some eight sides with their losses, and on a GPU what is built"
-    return 5 * share_s + (8 * (loss_steps + 3) + 40. / step_s if cuda else 6 * (loss_steps + 2)) * step_s + (build_seconds('ladder', '', cuda, warm) if compiled else 0.)
+    return max(5 * share_s, 25 * step_s) + (8 * (loss_steps + 3) * step_s + 40. if cuda else 8 * (loss_steps + 2) * step_s) + (build_seconds('ladder', '', cuda, warm) if compiled else 0.)
 
 def expected_cost(
     claim_id: str, kind: str, view: str,
@@ -1174,7 +1177,7 @@ def run_plan(
     if killed := data.pop('trying', None): data.setdefault('too_long', {})[killed['job']] = killed['left_s']
     while True:
         works, left = works_of(data, bench, share_s, skip), budget_s - (clock() - start)
-        choice = next_work(works, left, reserve_s=reserve_of(works, budget_s))
+        choice = next_work(works, left, reserve_s=reserve_of(works, budget_s, left))
         if (work := choice.value) is None: break
         if work.cost_s > LONG: data['trying'] = dict(job=f'{work.id} {work.view}', left_s=left); save(data); say(f'{clock() - start:5.0f} s  {choice.reason}')
         with quiet(), silent(), warnings.catch_warnings():
