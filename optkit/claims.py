@@ -204,7 +204,7 @@ class Work:
     width: float | None = None # of the interval so far: half of it over the ratio; None: there is none
     final: bool = False # another pass gives nothing new
     needs: tuple = () # ids whose first pass must be over
-    first: bool = False # before the others of its pass and view
+    first: bool = False # before the others of its pass and view, where it takes no more than a sixth of what is left
 
 VIEWS = ('alone', 'ladder', 'top')
 
@@ -226,7 +226,7 @@ def next_work(
         least = min((w.cost_s for w in ready), default=None)
         return Choice(None, 'what is left waits for rows that could not be measured' if least is None else 'no budget: all of it is spent' if left_s < 1 else
                       f'no budget: {left_s:.0f} s are left, the shortest job needs about {max(1, math.ceil(least))} s')
-    first = min(fits, key=lambda w: (w.passes, VIEWS.index(w.view), not w.first, w.cost_s if not w.passes else -(w.width or 0.)))
+    first = min(fits, key=lambda w: (w.passes, VIEWS.index(w.view), not (w.first and w.cost_s <= left_s / 6), w.cost_s if not w.passes else -(w.width or 0.)))
     return Choice(first, f'pass {first.passes + 1} of {first.id} ({first.view}), about {first.cost_s:.0f} s of {left_s:.0f} s')
 
 # %% ../nbs/05b_claims.ipynb #74c3397c
@@ -1035,7 +1035,7 @@ def expected_cost(
 ) -> float: # seconds of a first pass
     "A guess, so that no pass begins that cannot end"
     if kind in ('sizes', 'profile', 'derived'): return .1
-    if kind == 'study': return 15. if cuda else 30.
+    if kind == 'study': return 15. if cuda else 20.
     burn, sides = 4 if cuda else 2, {'dora': 3, 'item': 3, 'curve': 4 if cuda else 3}.get(kind, 5 if cuda and claim_id == 'num_workers' else 2)
     checks = 0 if view == 'top' else 1.3 * loss_steps if kind in ('switch', 'compile', 'state') else 0
     builds = build_seconds(claim_id, view, cuda, warm)

@@ -125,6 +125,11 @@ def test_planner_in_turns_cheap_first():
     assert order == [('z', 'alone'), ('b', 'alone'), ('a', 'alone'), ('d', 'alone'), ('ladder', 'ladder'), ('a', 'top')]
 
 
+def test_a_row_comes_first_only_where_it_leaves_time_for_others():
+    works = [Work('a', 'alone', 10., first=True), Work('b', 'alone', 2.)]
+    assert (next_work(works, 61.).value.id, next_work(works, 59.).value.id) == ('a', 'b')
+
+
 def test_no_budget_only_where_nothing_fits():
     works = [Work('a', 'alone', 50.), Work('b', 'alone', 3.)]
     assert next_work(works, 10.).value.id == 'b'
