@@ -78,7 +78,7 @@ def test_the_whole_job_and_its_model(folder, tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     out = tmp_path / 'run'
     process = start(arguments(folder, out, '--epochs', '8', '--budget', '30'))
-    said = process.communicate(timeout=180)[0]
+    said = process.communicate(timeout=400)[0]
     assert process.returncode == 0, said
     assert 'report: ' in said and (out / 'report.html').stat().st_size > 20_000
     study, final, data, plan = (read_json(out / f'{n}.json') for n in ('study', 'final', 'data', 'plan'))
@@ -99,14 +99,14 @@ def test_the_whole_job_and_its_model(folder, tmp_path):
 
 def test_kill_9_in_the_study_keeps_the_finished_trials(folder, tmp_path):
     out, words = tmp_path / 'run', arguments(folder, tmp_path / 'run', '--no-ladder', '--trials', '9', 'confirm=0')
-    process, until = start(words), time.monotonic() + 120
+    process, until = start(words), time.monotonic() + 300
     while len(over(out)) < 3 and time.monotonic() < until and process.poll() is None: time.sleep(.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = over(out)
     assert 3 <= len(before) < 9 and not (out / 'final.json').exists(), 'killed in the middle of the study'
     process = start(words)
-    said = process.communicate(timeout=180)[0]
+    said = process.communicate(timeout=400)[0]
     assert process.returncode == 0 and 'going on with the run' in said, said
     after = {t['number']: t for t in read_json(out / 'study.json')['trials']}
     assert all(after[n] == t for n, t in before.items())
@@ -117,7 +117,7 @@ def test_kill_9_in_the_study_keeps_the_finished_trials(folder, tmp_path):
 
 def test_control_c_ends_with_130_and_says_how_to_go_on(folder, tmp_path):
     out, words = tmp_path / 'run', arguments(folder, tmp_path / 'run', '--no-ladder', '--trials', '30', '--epochs', '6')
-    process, until = start(words), time.monotonic() + 120
+    process, until = start(words), time.monotonic() + 300
     while not over(out) and time.monotonic() < until and process.poll() is None: time.sleep(.05)
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[0]
