@@ -146,7 +146,6 @@ class Setting:
         start = time.perf_counter()
         self.engine = make_engine(load_model(source, self.table.classes, tokenizer), self.config, self.hardware)
         said(f'engine made in {time.perf_counter() - start:.1f} s')
-        for batch in sorted(BATCHES) if a.fast and not self.engine.reason else (): self.engine.shapes_for(self.store, batch) # before an evaluation asks for wider ones, which would serve small steps too
         self.evaluation = {b: self._prepare(b) for b in BATCHES}
         self.prepared = time.perf_counter() - start
 

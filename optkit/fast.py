@@ -423,7 +423,7 @@ class FastEngine(Engine):
         self.graphs, self.layers = cuda if graphs is None else graphs, cuda if layers is None else layers
         if self.graphs and not cuda: raise InputError(f'CUDA graphs need a GPU, the device is {self.device.type}; leave graphs out')
         self.reason = fast_problem(self.kind, self.scaler is not None, self.ranks is not None, kwargs.get('checkpointing', 'off'), not hasattr(self, 'start'), {p.dtype for _, p in self._trained()})
-        self.notes, self.built, self.known, self.calls, self.built_s, self.forward_in_places = [], {}, {}, {}, 0., self.graphs # evaluation in places pays where it is captured
+        self.notes, self.built, self.known, self.calls, self.built_s, self.full, self.forward_in_places = [], {}, {}, {}, 0., 0, self.graphs # evaluation in places pays where it is captured
         if not self.reason: self._make_flat()
 
     def __repr__(self): return f'FastEngine on {self.device}: ' + (f'plain, {self.reason}' if self.reason else f'{len(self.built)} shapes built in {self.built_s:.1f} s' + ''.join(f'; {n}' for n in self.notes))
@@ -470,6 +470,12 @@ def set(self: FastEngine, **values):
         self.weights = torch.ones(count, device=self.device)
         self.built.clear() # built with the former array
     self.weights.copy_(self.class_weights) if self.class_weights is not None else self.weights.fill_(1.)
+
+@patch
+def reset(self: FastEngine, *args, rows: int = 0, **values):
+    "As `Engine.reset`; `rows`: of a full step of what follows, so that its shapes do not hang on which step comes first"
+    self.full = rows
+    Engine.reset(self, *args, **values)
 
 @patch
 def set_lr(self: FastEngine, lr: float):
@@ -617,14 +623,12 @@ def _try_end_to_end(self: FastEngine, call, store):
 # %% ../nbs/02h_fast.ipynb #e395c113
 @patch
 def shapes_for(self: FastEngine, store: TokenStore, rows: int) -> tuple[Shape, ...]:
-    "The shapes for steps of that many rows, chosen once from the lengths of the store"
-    per = min(self.at_once, 1 << max(0, rows - 1).bit_length(), len(store))
-    wider = [k for k in self.known if k[0] == (store.task, store.max_length) and k[1] >= min(per, self.at_once)]
-    key = min(wider, key=lambda k: k[1]) if wider else ((store.task, store.max_length), per)
+    "The shapes for steps of that many rows, in equal parts of at most `at_once`, chosen once from the lengths of the store"
+    key = (store.task, store.max_length), min(math.ceil(rows / math.ceil(rows / self.at_once)), len(store))
     if key not in self.known:
         placed = isinstance(self.call_for(store), PlacedPacking)
         whole = placed and self.call_for(store).end_to_end
-        self.known[key] = choose_shapes(store.lengths, per, self.most, **self.ladder, places=not whole) if placed else padded_shapes(store.lengths, per)
+        self.known[key] = choose_shapes(store.lengths, key[1], self.most, **self.ladder, places=not whole) if placed else padded_shapes(store.lengths, key[1])
     return self.known[key].value
 
 # %% ../nbs/02h_fast.ipynb #5da389cb
@@ -633,7 +637,7 @@ def _ready(self: FastEngine, store, rows, weight):
     "The micro-batches of a step, all of them built: before the first runs, since building clears gradients"
     while True:
         call, failed = self.call_for(store), None
-        parts = [(shape, [rows[p] for p in placed]) for shape, placed in cut(self.shapes_for(store, len(rows)), store.lengths[rows])]
+        parts = [(shape, [rows[p] for p in placed]) for shape, placed in cut(self.shapes_for(store, self.full), store.lengths[rows])]
         try:
             for shape, placed in parts:
                 if (shape, store.task) not in self.built: self.built[shape, store.task] = self._build(shape, store, call, placed, weight)
@@ -671,6 +675,7 @@ def step(self: FastEngine,
     if self.reason or not len(micro): return Engine.step(self, store, micro)
     if not self.model.training: self.model.train()
     weight, rows = step_weight(store, micro, self.host_weights), np.concatenate([m.rows for m in micro])
+    self.full = max(self.full, len(rows)) # what is left at the end of an epoch goes into the shapes of full steps
     parts = self._ready(store, rows, weight)
     self.total.zero_()
     for shape, placed in parts:
@@ -742,7 +747,7 @@ def _predict_in_places(self: FastEngine, store, rows, on_device):
     self.model.eval()
     with self.averaged():
         for part in np.array_split(rows, max(1, -(-len(rows) // self.at_once))):
-            for shape, placed in cut(self.shapes_for(store, len(part)), store.lengths[part]):
+            for shape, placed in cut(self.shapes_for(store, math.ceil(len(part) / 8) * 8), store.lengths[part]):
                 seats, key = [part[p] for p in placed], (shape, store.task, 'forward')
                 if key not in self.built: self.built[key] = self._build_forward(shape, store, call, seats)
                 static, run, logits = self.built[key]

@@ -326,6 +326,21 @@ def test_a_second_number_of_rows_keeps_the_first():
     assert len(engine.built) <= count + 1  # at most a shape that no step had needed before
 
 
+def test_shapes_are_those_of_full_steps():
+    "Neither an evaluation nor a larger batch before it widens a small step, and the end of an epoch has no shapes of its own"
+    engine = Fast(example_model(dropout=0.), FP32)
+    rows = lambda n: {s.rows for s in engine.shapes_for(STORE, n)}
+    losses(engine, effective=24)
+    engine.forward_in_places = True
+    engine.predict(STORE, np.arange(30))
+    losses(engine, effective=8)
+    assert rows(24) == {24} and rows(8) == {8} and rows(90) == {len(STORE)}
+    assert engine.full == 8 and sorted(n for _, n in engine.known) == [8, 24, 32, 37]
+    engine.reset(rows=16)
+    engine.step(STORE, next(iter(steps(STORE, np.arange(5), 8, 1, 0, 'sorted', 4))))
+    assert engine.full == 16 and {k[0].rows for k in engine.built if k[0] in engine.shapes_for(STORE, 16)} == {16}
+
+
 # compiled layers
 
 @pytest.mark.parametrize('name, how', [('deberta', dict()), ('bert', dict(dynamic=False, most=1))], ids=str)
