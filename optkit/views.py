@@ -100,6 +100,7 @@ def limit_of(
 # %% ../nbs/06_views.ipynb #9883bd31
 BLUE, GREY, RED, GREEN, ORANGE = '#1f5fbf', '#8a8a8a', '#b3261e', '#2e7d32', '#c77700'
 _LIVE = {} # the view that refreshes itself, by what it looks at
+_SPENT = [0.] # processor seconds of all looks of this process
 LOOKS = 100 # times what a look cost is waited before the next one, and that for each view that is live beside it
 
 def listened_to() -> bool:
@@ -139,18 +140,24 @@ class View:
     def __repr__(self): return self.words()
 
 # %% ../nbs/06_views.ipynb #734799e2
+def _until_next(view, cost, share):
+    "Seconds until the next look: in a process that does something else too, all views together take at most a hundredth of what it gets of the processor; in an idle one a tenth each"
+    return max(view.every, cost * (LOOKS * max(1, len(_LIVE)) / min(1, max(share, 1 / 3)) if share > .15 else 10))
+
 def _again(view):
-    "Look and refresh until the end, or until it is closed; all views of a kernel together never for more than a hundredth of the processor time that its process gets"
-    pause, wall, used = view.every, time.monotonic(), time.process_time()
+    "Look and refresh until the end, or until it is closed"
+    pause, wall, used = view.every, time.monotonic(), time.process_time() - _SPENT[0]
     while not view.closed.wait(pause):
-        start, share = time.thread_time(), (time.process_time() - used) / max(1e-6, time.monotonic() - wall) # of a core that this process got
-        wall, used = time.monotonic(), time.process_time()
+        now, busy, start = time.monotonic(), time.process_time() - _SPENT[0], time.thread_time()
+        share, wall, used = (busy - used) / max(1e-6, now - wall), now, busy # of a core, that this process got beside its views
         try: view.state, view.problem = view.look(), ''
         except Exception as exc: view.problem = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__ # half a file, a locked study: the next look may read it
         try: view.refresh()
         except Exception: return # the widgets are gone
         if view.over: break
-        pause = max(view.every, LOOKS * max(1, len(_LIVE)) * (time.thread_time() - start) / (min(1, max(share, 1 / 3)) if share > .1 else 1)) # an idle process has no training to slow
+        cost = time.thread_time() - start
+        _SPENT[0] += cost
+        pause = _until_next(view, cost, share)
     view.close()
 
 def _show(view):
