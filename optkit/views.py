@@ -508,11 +508,11 @@ def _study_widgets(view):
     view.plot = FigureWidget(make_subplots(2, 2, column_widths=[.62, .38], row_heights=[.62, .38], horizontal_spacing=.1, vertical_spacing=.2, subplot_titles=('value of each trial', 'value by epoch', 'what mattered', 'trials that reached a fold')))
     add = view.plot.add_scatter
     for state, (_, mark, color) in _MARKS.items(): add(name=state, mode='markers', marker=dict(symbol=mark, color=color, size=9), hovertemplate='%{y:.4f}<br>%{text}<extra></extra>', row=1, col=1)
-    add(name='best so far', line=dict(color=GREEN, shape='hv'), row=1, col=1)
+    add(name='best so far', mode='lines', line=dict(color=GREEN, shape='hv'), row=1, col=1)
     view.plot.add_bar(marker=dict(color=BLUE), showlegend=False, row=2, col=2); view.plot.add_bar(orientation='h', marker=dict(color=BLUE, opacity=.35), showlegend=False, row=2, col=1)
     add(name='a fold of a trial', mode='lines+markers', line=dict(color=GREY, width=.7), marker=dict(size=3), hoverinfo='x+y', row=1, col=2); add(name='of the best trial', mode='lines+markers', line=dict(color=GREEN), marker=dict(size=4), hoverinfo='x+y', row=1, col=2)
     view.plot.update_yaxes(ticklabelposition='inside', row=2, col=1); view.plot.update_xaxes(dtick=1, row=2, col=2); view.plot.update_xaxes(title='trial', row=1, col=1); view.plot.update_xaxes(title='epoch', row=1, col=2)
-    view.plot.update_layout(height=520, margin=dict(l=50, r=10, t=70, b=40), legend=dict(orientation='h', y=1.2))
+    view.plot.update_layout(height=520, margin=dict(l=50, r=10, t=70, b=40), legend=dict(orientation='h', y=1.2), modebar_orientation='v')
     view.text, view.slider = w.HTML(), w.IntSlider(description='up to trial', min=0, max=1, layout=w.Layout(width='60%'))
     buttons = [w.Button(description=d, tooltip=tip) for d, tip in (('Pause', 'no new trial begins'), ('Go on', 'trials begin again'), ('Stop', 'after the epoch that runs'))]
     for b, act in zip(buttons, (view.pause, view.go_on, view.stop)): b.on_click(lambda _, act=act: _press(view, act))
@@ -535,6 +535,7 @@ def _study_refresh(view, slide=True):
         view.plot.data[4].x, view.plot.data[4].y = _best_line(view)
         view.plot.data[5].x, view.plot.data[5].y = _reached(view)
         for trace, (x, y) in zip(view.plot.data[7:], _curves(view)): trace.x, trace.y = x, y
+        view.plot.layout.annotations[2].text = 'what mattered' if view.known[1] else 'what mattered: needs 8 trials with a value'
         view.plot.data[6].x, view.plot.data[6].y = [*view.known[1].values()][::-1], [*view.known[1]][::-1]
     most = max(1, len(view.state[0]))
     if slide and view.slider.max != most:
