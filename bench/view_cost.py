@@ -114,7 +114,7 @@ def in_kernel(argv, folder, looker_pid):
     import torch
     path = Path(args.out) / f'view-cost-{hardware.card}.json'
     save_records(path, rows, hardware, shlex.join(['python', 'bench/view_cost.py', *argv]), workload=f'packaged model (BERT 6 x 384), {args.rows} rows of {args.tokens} tokens a step, a reading each step',
-                 **more, threads=torch.get_num_threads(), note=f'the machine had other work: load {os.getloadavg()[2]:.1f} over 15 minutes on {os.cpu_count()} cores' if os.getloadavg()[2] > 1.5 else 'nothing else ran')
+                 **more, threads=torch.get_num_threads(), note=f'load {os.getloadavg()[1]:.1f} over the last 5 minutes on {os.cpu_count()} cores, this measurement included')
     print(f'record: {path}')
 
 
