@@ -141,8 +141,8 @@ class View:
 
 # %% ../nbs/06_views.ipynb #734799e2
 def _until_next(view, cost, share):
-    "Seconds until the next look: where the process does something else too, a view takes at most a hundredth of a core; in a kernel that only looks, a tenth"
-    return max(view.every, cost * (LOOKS if share > .25 else 10))
+    "Seconds until the next look: where the process does something else too, its live views together take at most a hundredth of a core; in a kernel that only looks, each a tenth"
+    return max(view.every, cost * (LOOKS * max(1, len(_LIVE)) if share > .25 else 10))
 
 def _again(view):
     "Look and refresh until the end, or until it is closed"
