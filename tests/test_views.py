@@ -337,9 +337,12 @@ def test_a_view_that_costs_much_looks_seldom_while_a_training_runs_beside_it(tmp
     assert 1 <= count(True) <= 3 < count(False), 'a pause of a hundred times what a look cost, and of ten times'
 
 
-def test_a_view_takes_a_hundredth_of_a_core_beside_a_training():
+def test_views_take_a_hundredth_of_a_core_together_beside_a_training(monkeypatch):
+    monkeypatch.setattr(views, '_LIVE', {})
     pause = lambda share, cost=.02: views._until_next(SimpleNamespace(every=1.), cost, share)
     assert [pause(1), pause(.5), pause(.1), pause(1, .001), pause(.1, .2)] == pytest.approx([2, 2, 1, 1, 2])
+    monkeypatch.setattr(views, '_LIVE', dict.fromkeys('abc'))
+    assert [pause(1), pause(.1, .2), pause(1, .001)] == pytest.approx([6, 2, 1])
 
 
 @pytest.mark.slow
