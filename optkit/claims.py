@@ -1044,6 +1044,7 @@ def expected_cost(
     epochs = 2. + (8 if cuda else 2) * sides * step_s if kind == 'epoch' else 0.
     return max(share_s, least_seconds(step_s, sides) * (.6 if kind in ('evaluation', 'update') else 1.)) + (burn * sides + checks) * step_s + epochs + (60. if kind == 'margin' else 0.) + builds
 
+# %% ../nbs/05b_claims.ipynb #947d149a
 def _waits(bench, i, view): return _SAME[i][:1] if i in _SAME and view == 'alone' and not (bench.cuda and i == 'all_5090') else ()
 
 def _ladder_work(data, bench, share_s): # one that lacks torch.compile is measured again where there is time for all of it
@@ -1116,6 +1117,7 @@ def _room(device):
     gc.collect()
     if device == 'cuda': torch.cuda.empty_cache()
 
+# %% ../nbs/05b_claims.ipynb #30cf41af
 _WHOLE_MODEL = (('all_5090', 'alone'), ('compile', 'top')) # compile the same step for rows of any length
 
 class LostDevice(InputError):
@@ -1133,6 +1135,7 @@ def deadline(seconds: float): # inf: none
     try: yield
     finally: signal.setitimer(signal.ITIMER_REAL, 0.); signal.signal(signal.SIGALRM, handler); signal.setitimer(signal.ITIMER_REAL, *timer)
 
+# %% ../nbs/05b_claims.ipynb #5f166313
 GRACE = 20. # seconds that a job may take beyond the budget
 
 def attempt(bench: Bench, work: Work, data: dict, share_s: float, left_s: float = math.inf) -> str: # '': it went well

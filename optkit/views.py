@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from fastcore.basics import patch
 
 from .data import InputError
 from .forecast import forecast
@@ -307,18 +308,20 @@ class TrainingView(View):
         try: (self.folder / 'stop').touch()
         except OSError as exc: raise InputError(f'{self.folder}: cannot be written to ({exc.strerror}), so the run cannot be asked to stop from here') from None
 
-    def series(self):
-        "Steps, and by name what there is"
-        history = self.state[1]
-        take = lambda name: [h.get(name) for h in history]
-        seen = [*zip(take('epoch'), take('score'))]
-        fresh = [s if n == 0 or seen[n - 1] != (e, s) else None for n, (e, s) in enumerate(seen)] # once an epoch
-        peak = [t / m if t and m else None for t, m in zip(take('tokens_per_s'), take('mfu'))]
-        found = dict(step=take('step'), loss=take('loss'), score=fresh, tokens=take('tokens_per_s'), mfu=take('mfu'), peak=peak)
-        every = -(-len(history) // MOST_POINTS) or 1 # with all scores and the last reading
-        kept = [n for n in range(len(history)) if n % every == 0 or fresh[n] is not None or n == len(history) - 1]
-        found = {name: [values[n] for n in kept] for name, values in found.items()}
-        return found.pop('step'), found
+# %% ../nbs/06_views.ipynb #9e070adf
+@patch
+def series(self: TrainingView):
+    "Steps, and by name what there is"
+    history = self.state[1]
+    take = lambda name: [h.get(name) for h in history]
+    seen = [*zip(take('epoch'), take('score'))]
+    fresh = [s if n == 0 or seen[n - 1] != (e, s) else None for n, (e, s) in enumerate(seen)] # once an epoch
+    peak = [t / m if t and m else None for t, m in zip(take('tokens_per_s'), take('mfu'))]
+    found = dict(step=take('step'), loss=take('loss'), score=fresh, tokens=take('tokens_per_s'), mfu=take('mfu'), peak=peak)
+    every = -(-len(history) // MOST_POINTS) or 1 # with all scores and the last reading
+    kept = [n for n in range(len(history)) if n % every == 0 or fresh[n] is not None or n == len(history) - 1]
+    found = {name: [values[n] for n in kept] for name, values in found.items()}
+    return found.pop('step'), found
 
 # %% ../nbs/06_views.ipynb #08e6942a
 def _draw_training(view):
