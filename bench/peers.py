@@ -53,6 +53,11 @@ def rows_of(vocabulary, count, longest, seed=0):
     return TokenStore(torch.from_numpy(tokens), torch.from_numpy(offsets), torch.from_numpy(labels.astype(np.int64)), None, lengths, ('a', 'b'), int(lengths.max()), 0, lengths)
 
 
+def wait():
+    "Until the GPU has done what it was given, where there is one"
+    if torch.cuda.is_available(): torch.cuda.synchronize()
+
+
 class Dataset(torch.utils.data.Dataset):
     "The rows as a Trainer takes them"
     def __init__(self, store): self.tokens, self.ends, self.labels, self.lengths = store.tokens.tolist(), store.offsets.tolist(), store.labels.tolist(), store.lengths
@@ -129,10 +134,10 @@ def warm(name, work, count):
     "Let `work` build what it builds; seconds to the first step and in all"
     start = time.perf_counter()
     work(1)
-    if torch.cuda.is_available(): torch.cuda.synchronize()
+    wait()
     first = time.perf_counter() - start
     work(count)
-    if torch.cuda.is_available(): torch.cuda.synchronize()
+    wait()
     total = time.perf_counter() - start
     print(f'{name}: first step after {first:.1f} s, {count + 1} steps after {total:.1f} s', flush=True)
     return dict(first_s=first, total_s=total)
@@ -168,13 +173,13 @@ def start_once(args):
     work = Ours(FastEngine(model, choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32'), max_grad_norm=1., layers=True), store)
     made = time.perf_counter()
     work(1)
-    if hw.device == 'cuda': torch.cuda.synchronize()
+    wait()
     first = time.perf_counter()
     work(40)
-    if hw.device == 'cuda': torch.cuda.synchronize()
+    wait()
     many = time.perf_counter()
     work.engine.reset(lr=1e-5)
-    if hw.device == 'cuda': torch.cuda.synchronize()
+    wait()
     print(json.dumps(dict(data_and_model_s=ready - begin, engine_s=made - ready, first_step_s=first - made, first_update_s=first - ready, all_shapes_s=many - ready, reset_s=time.perf_counter() - many, note=repr(work.engine))))
 
 
@@ -233,7 +238,7 @@ def main():
         except Exception as exc: print(f'{name}: {type(exc).__name__}: {str(exc)[:600]}', flush=True)
     once = time.perf_counter()
     for w in works.values(): w(args.per_round) # what a round takes; it warms up too
-    if hw.device == 'cuda': torch.cuda.synchronize()
+    wait()
     once = time.perf_counter() - once
     budget = min(args.budget, args.limit - (time.perf_counter() - began) - once - 15)
     print(f'a round takes {once:.1f} s, {budget:.0f} s of rounds', flush=True)
@@ -253,7 +258,7 @@ def main():
         if not isinstance(work, Ours): continue
         begin = time.perf_counter()
         work.engine.reset(lr=1e-5)
-        if hw.device == 'cuda': torch.cuda.synchronize()
+        wait()
         builds[name]['reset_s'] = time.perf_counter() - begin
     save_records(f'{args.out}/{args.shape}-peers-{hw.card}.json', rows, hw, 'python bench/peers.py' + (f' --shape {args.shape}' if args.shape != 'w1' else '') + f' --budget {args.budget:g}', builds=json.dumps(builds),
                  workload=f'{"DeBERTa-v3-base" if args.shape == "w1" else "BERT-base"} shape, random start, bf16, {ROWS} rows a step, lognormal lengths 16..512, AdamW, clip 1; seconds are of {args.per_round} steps',

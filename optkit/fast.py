@@ -611,14 +611,14 @@ def call_for(self: FastEngine, store: TokenStore):
 @patch
 def _try_end_to_end(self: FastEngine, call, store):
     "Let attention take rows end to end where it can, after a trial in the format of the steps"
-    call.why_places = end_to_end_problem(call.kinds, self.device.type, torch.cuda.get_device_capability(self.device) if self.device.type == 'cuda' else None, self.precision.compute.value, call.modules[0].attention_head_size)
-    if call.why_places or not self.end_to_end: return
+    capability = torch.cuda.get_device_capability(self.device) if self.device.type == 'cuda' else None
+    if not self.end_to_end or end_to_end_problem(call.kinds, self.device.type, capability, self.precision.compute.value, call.modules[0].attention_head_size): return
     call.end_to_end = True
     try: problem = places_problem(self, call, store, exact=False)
     except (RuntimeError, TypeError, ValueError) as exc: # a build of torch without the kernel, or with another one
         if is_out_of_memory(exc): raise
         problem = f'{type(exc).__name__}: {(str(exc).splitlines() or [""])[0][:160]}'
-    if problem: call.end_to_end, call.why_places = False, problem; self.notes.append(f'rows go into places: {problem}')
+    if problem: call.end_to_end = False; self.notes.append(f'rows go into places: {problem}')
 
 # %% ../nbs/02h_fast.ipynb #e395c113
 @patch
