@@ -1526,7 +1526,7 @@ def optimize(
     records: dict | None = None # of `recorded_factors`; None: looked up
 ): # a `status.Preset`, which holds the reason for each field that was decided
     "The fastest settings among those that keep training the same, with the reason for each"
-    from optkit.status import as_preset
+    from optkit.status import Reason, as_preset
     hw, budget_s = hw or detect(), float(budget) if budget == 0 else seconds_of(budget)
     able = _candidates(hw, {} if budget_s == 0 else facts_of(ready := bench_of(model, data, hw, base.effective_batch)))
     records, config, reasons, defaults = recorded_factors(hw.card) if records is None else records, replace(base, **BASELINE), {}, asdict(base) | dict(precision=base.precision or choose_format(hw).value, tf32=bool(choose_tf32(hw, 'bf16').value) if base.tf32 is None else base.tf32)
@@ -1536,15 +1536,12 @@ def optimize(
         builds = hw.device == 'cuda' and changes.keys() & {'compile', 'fast'} # takes a minute or two
         if budget_s and with_ != config and not (builds and budget_s < 240):
             try: measured = asdict(timed_sides(ready, {'without': config, 'with': with_}, budget_s / len(able), check_loss=False)[0].ratio('with'))
-            except Exception as exc: reasons |= dict.fromkeys(changes, f'could not run here: {_line(exc)[:120]}'); continue
+            except Exception as exc: reasons |= dict.fromkeys(changes, Reason(f'could not run here: {_line(exc)[:120]}', 'measured')); continue
         factor, file = records.get(claim, (None, ''))
         choice = choose_setting(measured, factor, all(defaults[k] == v for k, v in changes.items()), f' ({file})' if file else '')
         if choice.value: config = with_
-        reasons |= {k: choice.reason for k in changes if choice.value or k not in reasons}
+        why = Reason(choice.reason, 'measured' if measured else 'record' if factor else 'default')
+        reasons |= {k: why for k in changes if choice.value or k not in reasons}
     final = replace(base, **{k: getattr(config, k) for k in {*BASELINE, *reasons, 'physical_batch'}})
-    if final.physical_batch != base.physical_batch: reasons['physical_batch'] = 'measured here: a whole step did not fit'
-    return as_preset(asdict(final), {k: _reason(text) for k, text in reasons.items()}, hw.card)
-
-def _reason(text): # the source is told by its first word
-    from optkit.status import Reason
-    return Reason(text, dict(measured='measured', could='measured', recorded='record').get(text.split()[0], 'default'))
+    if final.physical_batch != base.physical_batch: reasons['physical_batch'] = Reason('measured here: a whole step did not fit', 'measured')
+    return as_preset(asdict(final), reasons, hw.card)

@@ -8,7 +8,7 @@ __all__ = ['BLUE', 'GREY', 'RED', 'GREEN', 'ORANGE', 'LOOKS', 'MOST_POINTS', 'SH
            'trial_rows', 'StudyView', 'study_view', 'ClaimsView', 'claims_view']
 
 # %% ../nbs/06_views.ipynb #0a2e3379
-import base64, io, json, math, os, threading, time
+import base64, io, math, os, threading, time
 from collections import deque
 from functools import lru_cache
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +23,7 @@ from .data import InputError
 from .forecast import forecast
 from .hardware import Choice, size, slowed_by
 from .hpo import ended, fold_scores, spent
-from .progress import Progress, duration, read_progress
+from .progress import Progress, add_readings, duration, read_progress
 from .report import claims, read_committed, row_verdict
 from .storage import open_study, silent, study_problems
 
@@ -281,18 +281,14 @@ class TrainingView(View):
         return now, self.history
 
     def _more(self, path):
-        "Add what was appended since the last look; after a resume the readings of the last start count, as for `read_history`"
+        "Add what was appended since the last look"
         found = path.stat()
         if found.st_ino != self.file or found.st_size < self.read: self.file, self.read, self.history = found.st_ino, 0, []
         if found.st_size == self.read: return
         with open(path, 'rb') as f: f.seek(self.read); lines = f.read()
         lines = lines[:lines.rfind(b'\n') + 1] # the last one may be being written
         self.read += len(lines)
-        for line in lines.splitlines():
-            try: now = json.loads(line)
-            except ValueError: continue # half a line, of a kill
-            while self.history and self.history[-1].get('step', 0) >= now.get('step', 0): self.history.pop()
-            self.history.append(now)
+        add_readings(self.history, lines.splitlines())
 
     def words(self):
         now, history = self.state

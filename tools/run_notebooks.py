@@ -14,7 +14,7 @@ cells ask `timing.time_left`, a flagged cell for which nothing is left is not be
 ended with a traceback. --resume leaves out what a record of before already holds. --needed leaves out
 the cells that bind no name which a flagged cell needs: tests, plots and small runs of what is exported.
 """
-import argparse, ast, faulthandler, json, linecache, os, re, sys, time, traceback, types
+import argparse, dis, faulthandler, json, linecache, os, re, sys, time, traceback, types
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -93,39 +93,23 @@ def run(path, skip):
     print(f'{path.name}: {count} cells, {time.time() - start:.0f} s', flush=True)
 
 
-def free(node):
-    "Names that a function or a comprehension takes from outside"
-    inside = list(ast.walk(node))
-    own = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)} | {n.arg for n in inside if isinstance(n, ast.arg)}
-    own |= {n.name for n in inside if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler))} | {(n.asname or n.name).split('.')[0] for n in inside if isinstance(n, ast.alias)}
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - own
-
-
-class Names(ast.NodeVisitor):
-    "What a cell binds; what it needs from before; what its functions need when they are called"
+class Names:
+    "What a cell binds; what it needs from before; what its functions look up when they are called"
     def __init__(self, source):
-        self.bound, self.needs, self.later, self.star = set(), set(), set(), False
-        self.visit(ast.parse(source))
+        self.bound, self.needs, self.later = set(), set(), set()
+        for step in dis.get_instructions(compile(source, 'cell', 'exec')):
+            if step.opname == 'STORE_NAME': self.bound.add(step.argval)
+            elif step.opname == 'LOAD_NAME': self.needs |= {step.argval} - self.bound
+            elif isinstance(step.argval, types.CodeType): # it may run at once
+                self.needs |= looked_up(step.argval) - self.bound
+                if not step.argval.co_name.endswith(('comp>', 'genexpr>')): self.later |= looked_up(step.argval)
 
-    def visit_Name(self, node): (self.bound.add if isinstance(node.ctx, ast.Store) else self.needs.add)(node.id) if node.id not in self.bound else None
-    def in_order(self, *parts):
-        for part in parts: [self.visit(p) for p in part] if isinstance(part, list) else self.visit(part) if part else None
 
-    def visit_Assign(self, node): self.in_order(node.value, node.targets)
-    def visit_AugAssign(self, node): self.in_order(ast.Name(node.target.id, ast.Load()) if isinstance(node.target, ast.Name) else None, node.value, node.target)
-    def visit_For(self, node): self.in_order(node.iter, node.target, node.body, node.orelse)
-    def visit_Import(self, node):
-        for n in node.names: self.bound.add(n.asname or n.name.split('.')[0]); self.star |= n.name == '*'
-    visit_ImportFrom = visit_Import
-
-    def visit_ListComp(self, node): self.needs |= free(node) - self.bound
-    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
-
-    def visit_Lambda(self, node): self.needs |= free(node) - self.bound; self.later |= free(node)
-    def visit_FunctionDef(self, node):
-        self.visit_Lambda(node)
-        self.bound.add(node.name)
-    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
+def looked_up(code):
+    "Global names of a function or class, and of those inside it"
+    names = lambda *kinds: {s.argval for s in dis.get_instructions(code) if s.opname in kinds}
+    own = names('LOAD_NAME', 'LOAD_GLOBAL', 'LOAD_FROM_DICT_OR_GLOBALS') - names('STORE_NAME', 'STORE_GLOBAL') - {'__annotations__'}
+    return own.union(*(looked_up(c) for c in code.co_consts if isinstance(c, types.CodeType)))
 
 
 def needed(sources, always, wanted):
