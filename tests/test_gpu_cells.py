@@ -1,5 +1,5 @@
-"What runs a notebook's cells on a GPU machine, and whether each flagged cell can run without the other flagged ones"
-import builtins, json, sys, time
+"What runs a notebook's cells on a GPU machine, whether each flagged cell can run without the other flagged ones, and whether each name is bound"
+import builtins, json, re, sys, time
 from pathlib import Path
 
 import pytest
@@ -7,6 +7,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'tools'))
 import run_notebooks as runner
+import optkit.all as optkit_all
 
 CUDA = [(path, cell['id']) for path in runner.find() for cell in json.loads(path.read_text('utf-8'))['cells']
         if cell['cell_type'] == 'code' and ''.join(cell['source']).startswith('#| cuda')]
@@ -14,7 +15,8 @@ CUDA = [(path, cell['id']) for path in runner.find() for cell in json.loads(path
 
 def unbound(sources):
     "Names that cells need and none before them binds, or for functions none of all"
-    star, known, missing = {'__name__', 'display', *dir(builtins)}, set(), set()
+    star, known, missing = {'__name__', '__file__', 'display', 'get_ipython', *dir(builtins)}, set(), set()
+    for line in re.findall(r'^from optkit\S* import \*', '\n'.join(sources), re.M): exec(line, space := {}); star |= space.keys()
     cells = [runner.Names(s) for s in sources]
     for cell in cells:
         missing |= cell.needs - cell.later - known - star
@@ -29,6 +31,12 @@ def test_a_flagged_cell_runs_alone(path, cell):
         cells = runner.plan(path, skip, [cell], only_needed)
         assert [c for c, _, flagged in cells if flagged] == [cell]
         assert not unbound([source for _, source, _ in cells]), only_needed
+
+
+@pytest.mark.parametrize('path', runner.find(), ids=lambda path: path.stem)
+def test_every_name_of_a_notebook_is_bound(path):
+    missing = unbound([re.sub('^%.*', '', source, flags=re.M) for _, source, _ in runner.plan(path, set(), [], False)])
+    assert not missing - {*(optkit_all.__all__ if path.stem == '07_all' else ())} # which binds by globals()
 
 
 def test_what_is_unbound_is_seen():
