@@ -11,6 +11,10 @@ that a turn holds more looks than the same time of a view that has been open for
 
 Two clocks: the wall, and the processor seconds of the training's process, all threads, so those of views in it too. The
 second one is not misled by what else a machine does, and does not see a wait for a core, a lock or the disk.
+
+Where the control shows that turns differ more than views can cost, a third comparison tells more: within the turns of the
+views in the same kernel, each step during which one of them looked, over the mean of the nearest steps before and after it
+during which none did. That ratio, less 1, times the share of such steps is what views cost the training.
 """
 import argparse, dataclasses, json, os, shlex, signal, sys, tempfile, time
 from pathlib import Path
@@ -39,16 +43,16 @@ def started():
 
 
 def live(folder):
-    "The two views, live: an event, they look while it is set, and the processor seconds of each of their looks"
+    "The two views, live: an event, they look while it is set, the processor seconds of each of their looks, and when each began and ended"
     import threading
     from optkit.views import _show, training_view, watch
-    gate, spent = threading.Event(), []
+    gate, spent, at = threading.Event(), [], []
     for view in (training_view(folder), watch(folder)):
         _show(view)
-        def look(view=view, look=view.look): gate.wait(); view.since = time.thread_time(); return look()
-        def refresh(view=view, refresh=view.refresh): refresh(); spent.append(time.thread_time() - view.since)
+        def look(view=view, look=view.look): gate.wait(); view.since = time.thread_time(), time.perf_counter(); return look()
+        def refresh(view=view, refresh=view.refresh): refresh(); spent.append(time.thread_time() - view.since[0]); at.append((view.since[1], time.perf_counter()))
         view.look, view.refresh = look, refresh
-    return gate, spent
+    return gate, spent, at
 
 
 def looker(folder):
@@ -79,28 +83,44 @@ def training(args, folder):
     return hardware, engine, step
 
 
+def beside_steps(turns, at):
+    "Of `turns`, lists of (begin, end) of steps: each step that overlaps one of `at` over the mean of its neighbours that do not, and the share of steps that do"
+    import numpy as np
+    at, ratios, looked, steps = np.array(sorted(at)).reshape(-1, 2), [], 0, 0
+    for turn in turns:
+        begin, end = np.array(turn).T
+        hit, took = ((at[:, :1] < end) & (at[:, 1:] > begin)).any(0), end - begin
+        looked, steps, free = looked + hit.sum(), steps + len(hit), np.flatnonzero(~hit)
+        for n in np.flatnonzero(hit):
+            if (before := free[free < n]).size and (after := free[free > n]).size: ratios.append(took[n] / took[[before[-1], after[0]]].mean())
+    return ratios, looked / steps
+
+
 def measure(args, folder, looker_pid):
     "Turns of the four ways, by two clocks"
-    from optkit.timing import Variant, compare
+    from optkit.timing import Variant, compare, median_ratio
     hardware, engine, step = training(args, folder)
     for _ in range(3): start = time.perf_counter(); step(); one = time.perf_counter() - start
-    gate, spent = live(folder)
-    steps, cpu, took = max(1, round(args.turn / one)), {name: {} for name in NAMES}, []
+    gate, spent, at = live(folder)
+    steps, cpu, turns = max(1, round(args.turn / one)), {name: {} for name in NAMES}, []
     def turn(name):
         def run(number):
             if name == NAMES[2]: gate.set()
             if name == NAMES[3]: os.kill(looker_pid, signal.SIGCONT)
-            before, start = time.process_time(), time.perf_counter()
-            for _ in range(steps): step()
+            before, ticks = time.process_time(), [time.perf_counter()]
+            for _ in range(steps): step(); ticks.append(time.perf_counter())
             cpu[name][number] = time.process_time() - before
-            if name == NAMES[2]: took.append(time.perf_counter() - start)
+            if name == NAMES[2]: turns.append([*zip(ticks, ticks[1:])])
             gate.clear()
             os.kill(looker_pid, signal.SIGSTOP)
         return Variant(name, run)
     time.sleep(3) # until both views wait for their turn
     spent.clear()
     found = compare(*map(turn, NAMES), budget_s=args.seconds, max_rounds=args.rounds, width=.002, device=engine.device, watch=False, progress=False)
-    looks = dict(looks=len(spent), look_ms=round(1e3 * sum(spent) / max(1, len(spent)), 2), looks_share_of_time=round(sum(spent) / sum(took), 5)) # of the views in the same kernel, warm-up included
+    ratios, share = beside_steps(turns, at)
+    slowed = median_ratio(ratios)
+    looks = dict(looks=len(spent), look_ms=round(1e3 * sum(spent) / max(1, len(spent)), 2), looks_share_of_time=round(sum(spent) / sum(t[-1][1] - t[0][0] for t in turns), 5), # of the views in the same kernel, warm-up included
+                 step_with_look=dict(p50=slowed.p50, low=slowed.low, high=slowed.high, steps=len(ratios), share=round(share, 4)), training_slowed={k: round((getattr(slowed, k) - 1) * share, 5) for k in ('p50', 'low', 'high')})
     return hardware, dict(steps=steps, **looks), found, dataclasses.replace(found, seconds={n: [cpu[n][k] for k in found.numbers] for n in NAMES})
 
 

@@ -102,7 +102,7 @@ def limit_of(
 BLUE, GREY, RED, GREEN, ORANGE = '#1f5fbf', '#8a8a8a', '#b3261e', '#2e7d32', '#c77700'
 _LIVE = {} # the view that refreshes itself, by what it looks at
 _SPENT = [0.] # processor seconds of all looks of this process
-LOOKS = 100 # times what a look cost is waited before the next one
+LOOKS = 200 # times what a look cost is waited before the next one
 
 def listened_to() -> bool:
     "Whether a kernel serves a notebook, whose front end may show widgets"
@@ -142,7 +142,7 @@ class View:
 
 # %% ../nbs/06_views.ipynb #734799e2
 def _until_next(view, cost, share):
-    "Seconds until the next look: where the process does something else too, its live views together take at most a hundredth of a core; in a kernel that only looks, each a tenth"
+    "Seconds until the next look: where the process does something else too, its live views together take at most half a hundredth of a core; in a kernel that only looks, each a tenth"
     return max(view.every, cost * (LOOKS * max(1, len(_LIVE)) if share > .25 else 10))
 
 def _again(view):

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -334,15 +335,26 @@ def test_a_view_that_costs_much_looks_seldom_while_a_training_runs_beside_it(tmp
             if not busy: time.sleep(.1)
         view.close()
         return len(looks)
-    assert 1 <= count(True) <= 3 < count(False), 'a pause of a hundred times what a look cost, and of ten times'
+    assert 1 <= count(True) <= 3 < count(False), 'a pause of two hundred times what a look cost, and of ten times'
 
 
-def test_views_take_a_hundredth_of_a_core_together_beside_a_training(monkeypatch):
+def test_views_take_half_a_hundredth_of_a_core_together_beside_a_training(monkeypatch):
     monkeypatch.setattr(views, '_LIVE', {})
     pause = lambda share, cost=.02: views._until_next(SimpleNamespace(every=1.), cost, share)
-    assert [pause(1), pause(.5), pause(.1), pause(1, .001), pause(.1, .2)] == pytest.approx([2, 2, 1, 1, 2])
+    assert [pause(1), pause(.5), pause(.1), pause(1, .001), pause(.1, .2)] == pytest.approx([4, 4, 1, 1, 2])
     monkeypatch.setattr(views, '_LIVE', dict.fromkeys('abc'))
-    assert [pause(1), pause(.1, .2), pause(1, .001)] == pytest.approx([6, 2, 1])
+    assert [pause(1), pause(.1, .2), pause(1, .001)] == pytest.approx([12, 2, 1])
+
+
+def test_what_views_cost_is_told_from_the_steps_beside_a_look():
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'bench'))
+    from view_cost import beside_steps
+    took = [1., 1., 1.5, 1., 1., 2., 1., 1.3]  # the first and the last step have no neighbour on one side
+    ends = np.cumsum(took)
+    turn = [*zip(ends - took, ends)]
+    ratios, share = beside_steps([turn, turn], [(2.1, 2.2), (5.6, 7.4), (8.6, 8.9)])
+    assert ratios == pytest.approx(2 * [1.5, 2.]) and share == 3 / 8
+    assert beside_steps([turn], []) == ([], 0)
 
 
 @pytest.mark.slow
