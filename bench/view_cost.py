@@ -93,7 +93,7 @@ def beside_steps(turns, at):
         looked, steps, free = looked + hit.sum(), steps + len(hit), np.flatnonzero(~hit)
         for n in np.flatnonzero(hit):
             if (before := free[free < n]).size and (after := free[free > n]).size: ratios.append(took[n] / took[[before[-1], after[0]]].mean())
-    return ratios, looked / steps
+    return ratios, float(looked / steps)
 
 
 def measure(args, folder, looker_pid):
