@@ -231,6 +231,13 @@ def test_verdict_says_when_the_scope_differs():
     assert row_verdict(row('x', 1.5, 1.2, 'unheard of')).value == 'no claim'
 
 
+def test_few_rounds_give_no_verdict():
+    "With two rounds the interval is the two values, which holds the median half of the time"
+    found = [row_verdict(row('x', 1.5, 1.2, 'bf16', repeats=n)) for n in (1, 4, 5)]
+    assert [f.value == 'undecided' for f in found] == [True, True, False] and '4 rounds are too few' in found[1].reason
+    assert row_verdict(row('x', 1.5, 1.2, None, repeats=1)).value == 'no claim'
+
+
 def test_figures_have_axes_with_units():
     files = contents()
     for figure in (ladder_figure(files['ladder']), claims_figure(files['ladder']), study_figure(files['study']), lengths_figure(files['data']), training_figure(files['train'])):
