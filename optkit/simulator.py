@@ -375,14 +375,16 @@ def main(argv: list[str] | None = None) -> Path: # the record
     parser.add_argument('--seeds', type=int, default=50); parser.add_argument('--out', default='bench/results/study-simulator.json')
     parser.add_argument('--journal', default='runs/simulator.jsonl', help='what is done; a second start goes on')
     parser.add_argument('--taskset', help='folder of TaskSet curves; left out where it is missing')
+    parser.add_argument('--taskset-seeds', type=int, help='of those; as many as --seeds when left out')
     parser.add_argument('--strategies', nargs='+', default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument('--kinds', nargs='+', help='all when left out'); parser.add_argument('--quiet', action='store_true')
     args = parser.parse_args(argv)
     kinds = TABLE | taskset_table(args.taskset)
     if args.kinds: kinds = {k: kinds[k] for k in args.kinds}
-    studies = run_table(kinds, args.strategies, args.seeds, args.journal, not args.quiet)
+    of = lambda recorded, seeds: run_table({k: v for k, v in kinds.items() if k.startswith('taskset') == recorded}, args.strategies, seeds, args.journal, not args.quiet)
+    studies = of(False, args.seeds) + of(True, args.taskset_seeds or args.seeds)
     margins = {k: .01 if k.startswith('taskset') else make(0).margin for k, (make, _) in kinds.items()}
-    command = shlex.join(['python', '-m', 'optkit.simulator', '--seeds', str(args.seeds), *(['--taskset', 'FOLDER'] if args.taskset else [])])
+    command = shlex.join(['python', '-m', 'optkit.simulator', '--seeds', str(args.seeds), *(['--taskset', 'FOLDER'] if args.taskset else []), *(['--taskset-seeds', str(args.taskset_seeds)] if args.taskset_seeds else [])])
     note = 'regret: true loss of the winner above the optimum; taskset rows are judged by the share of configurations better than the winner'
     said = dict(provenance(detect(), command), seeds=args.seeds, held_out_from=HELD_OUT, note=note)
     return write_json(args.out, dict(provenance=said, rows=summarise_table(studies, margins)))

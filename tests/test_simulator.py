@@ -145,6 +145,14 @@ def test_the_command_goes_on_and_writes_one_record(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.glob('*.json*') if 'task' not in p.name) == ['j.jsonl', 'record.json'] and not list(tmp_path.glob('.*'))
 
 
+def test_recorded_curves_may_have_more_seeds(tmp_path, monkeypatch):
+    for n in range(2): write_task(tmp_path / f'task{n}.json.gz', seed=n)
+    monkeypatch.setattr('optkit.simulator.simulate_cell', lambda curves, strategy, trials, seed, optima: dict(epochs=1., complete=1, regret=.1 * seed, **(dict(rank=.1) if curves.name.startswith('task') else {})))
+    record = json.loads(main(['--kinds', 'small_12', 'taskset', '--seeds', '3', '--taskset', str(tmp_path), '--taskset-seeds', '7', '--strategies', 'none', 'racing', '--quiet', '--out', str(tmp_path / 'record.json'), '--journal', str(tmp_path / 'j.jsonl')]).read_text())
+    assert {(r['kind'], r['studies']) for r in record['rows'] if r['seeds_part'] == 'all'} == {('small_12', 3), ('taskset', 7)}
+    assert record['provenance']['command'].endswith('--seeds 3 --taskset FOLDER --taskset-seeds 7')
+
+
 def test_non_inferior_means_the_upper_end_below_the_margin():
     def rows(shift, spread, n=50):
         rng, made = np.random.default_rng(0), []
