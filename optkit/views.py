@@ -146,20 +146,24 @@ def _until_next(view, cost, share):
     return max(view.every, cost * (LOOKS * max(1, len(_LIVE)) if share > .25 else 10))
 
 def _again(view):
-    "Look and refresh until the end, or until it is closed"
-    pause, wall, used = view.every, time.monotonic(), time.process_time() - _SPENT[0]
-    while not view.closed.wait(pause):
-        now, busy, start = time.monotonic(), time.process_time() - _SPENT[0], time.thread_time()
-        share, wall, used = (busy - used) / max(1e-6, now - wall), now, busy # of a core, that this process got beside its views
+    "Look and refresh until the end, or until it is closed. Whether the process is at work is asked all the time, so that a long pause ends once it no longer is."
+    cost, seen = 0., deque(maxlen=4) # monotonic seconds, and processor seconds that this process used beside its views
+    while True:
+        last = time.monotonic()
+        while True:
+            seen.append((time.monotonic(), time.process_time() - _SPENT[0]))
+            if view.closed.wait(view.every): return view.close()
+            now, busy = time.monotonic(), time.process_time() - _SPENT[0]
+            share = (busy - seen[0][1]) / max(1e-6, now - seen[0][0]) # of a core
+            if now - last > .999 * _until_next(view, cost, share): break
+        start = time.thread_time()
         try: view.state, view.problem = view.look(), ''
         except Exception as exc: view.problem = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__ # half a file, a locked study: the next look may read it
         try: view.refresh()
-        except Exception: return # the widgets are gone
-        if view.over: break
+        except Exception: return view.close() # the widgets are gone
+        if view.over: return view.close()
         cost = time.thread_time() - start
         _SPENT[0] += cost
-        pause = _until_next(view, cost, share)
-    view.close()
 
 def _show(view):
     "The widgets of a view, refreshed from a thread of their own"

@@ -185,7 +185,7 @@ def test_views_update_stop_and_outlive_their_kernel(page, lab, at_work):
     steps = lambda: int(cell_text(page, 1).split('running: step ')[1].split(' of')[0])
     trials = lambda: int(cell_text(page, 2).split(' of 400 trials')[0].split()[-1])
     before = steps(), trials()
-    until(lambda: steps() > before[0] and trials() > before[1], 30, what='views that move')
+    until(lambda: steps() > before[0] and trials() > before[1], 60, what='views that move')
     assert 'limited by:' in cell_text(page, 3) and 'left' in cell_text(page, 1) and 'forecast' in cell_text(page, 2)
 
     press = lambda cell, label: page.js(f"[...{PANEL}.content.widgets[{cell}].node.querySelectorAll('button')].find(b => b.innerText.includes('{label}')).click()")

@@ -322,8 +322,8 @@ def test_a_live_view_moves_survives_what_it_cannot_read_and_ends_with_its_run(tm
 def test_a_view_that_costs_much_looks_seldom_while_a_training_runs_beside_it(tmp_path, monkeypatch):
     monkeypatch.setattr(views, 'listened_to', lambda: True)
     write_progress(tmp_path / 'progress.json', readings()[0])
-    def count(busy, seconds=4):
-        view, looks, ends = training_view(tmp_path), [], time.monotonic() + seconds
+    def count(busy, seconds=4): # seconds at work before it waits
+        view, looks = training_view(tmp_path), []
         def dear():
             looks.append(time.monotonic())
             until = time.thread_time() + .02
@@ -331,11 +331,13 @@ def test_a_view_that_costs_much_looks_seldom_while_a_training_runs_beside_it(tmp
             return type(view).look(view)
         view.look, view.every = dear, .2
         shown(view, monkeypatch)
-        while time.monotonic() < ends:
-            if not busy: time.sleep(.1)
+        begun = time.monotonic()
+        while (now := time.monotonic() - begun) < seconds:
+            if now > busy: time.sleep(.1)
         view.close()
         return len(looks)
-    assert 1 <= count(True) <= 3 < count(False), 'a pause of two hundred times what a look cost, and of ten times'
+    assert 1 <= count(4) <= 3 < count(0), 'a pause of two hundred times what a look cost, and of ten times'
+    assert count(1) > 3, 'a pause ends with the work for which it was made'
 
 
 def test_views_take_half_a_hundredth_of_a_core_together_beside_a_training(monkeypatch):
