@@ -89,6 +89,14 @@ def hold_out(
     return rest[rows], held
 
 # %% ../nbs/03a_folds.ipynb #f1f3955d
+def _check_split(rows, labels, k, groups):
+    if rows.ndim != 1 or rows.dtype.kind not in 'iu': raise InputError(f'rows to split: expected a list of row numbers, found {rows.ndim} dimensions of {rows.dtype}; for a mask pass np.flatnonzero(mask)')
+    if len(rows) < k: raise InputError(f'{len(rows)} rows for {k} folds')
+    for name, of in (('labels', labels), ('groups', groups)):
+        if of is not None and len(of) <= rows.max(): raise InputError(f'{len(of)} {name}, but the rows to split go up to {rows.max()}; expected one for each row of the store')
+    if (most := np.unique(labels[rows], return_counts=True)[1].max()) < k:
+        raise InputError(f'no label, or set of labels, has {k} rows (the most is {most}), so {k} folds cannot be stratified by them; take fewer folds, or labels of zeros to split at random')
+
 def stratified_folds(
     rows: np.ndarray, # row numbers to split
     labels: np.ndarray, # class of each row of the store
@@ -97,7 +105,8 @@ def stratified_folds(
     groups: np.ndarray | None = None # group of each row of the store; a group is never split
 ) -> list[tuple[np.ndarray, np.ndarray]]: # (train, valid) row numbers of each fold
     "Stratified folds over rows of a store, by scikit-learn"
-    rows = np.asarray(rows)
+    rows, labels = np.asarray(rows), np.asarray(labels)
+    _check_split(rows, labels, k, groups)
     inside = None if groups is None else np.asarray(groups)[rows]
     return [(rows[a], rows[b]) for a, b in _splitter(k, seed, groups).split(rows, labels[rows], inside)]
 
@@ -124,7 +133,7 @@ def repeated_folds(
 ) -> list[tuple[np.ndarray, np.ndarray]]: # (train, valid) row numbers, `repeats` times `k`
     "Stratified folds, several times over"
     if repeats < 1 or k < 2: raise InputError(f'{k} folds and {repeats} repeats asked for, expected at least 2 and 1')
-    if len(np.asarray(rows)) < k: raise InputError(f'{len(np.asarray(rows))} rows for {k} folds')
+    _check_split(np.asarray(rows), np.asarray(labels), k, groups)
     if groups is not None and len(np.unique(np.asarray(groups)[rows])) < k: raise InputError(f'{len(np.unique(np.asarray(groups)[rows]))} groups for {k} folds; expected at least {k}')
     return [fold for r in range(repeats) for fold in stratified_folds(rows, np.asarray(labels), k, seed + r, groups)]
 
@@ -206,7 +215,7 @@ def cross_validate(
     **kwargs # of `Trainer`: progress, custom, on_step, ...
 ) -> FoldsResult:
     "Train fold after fold and score them one by one and together. The engine holds the last fold's best weights."
-    if len(folds) % repeats: raise InputError(f'{len(folds)} folds cannot be {repeats} repeats')
+    if not folds or repeats < 1 or len(folds) % repeats: raise InputError(f'{len(folds)} folds cannot be {repeats} repeats')
     k, found, outputs, stopped = len(folds) // repeats, [], [], None
     for n, (train, valid) in enumerate(folds):
         own = replace(config, seed=config.seed + n // k)

@@ -20,8 +20,9 @@ _SCHEDULES = dict(linear='linear', cosine='cosine', constant='constant', constan
 _OPTIMIZERS = dict(adamw_torch=dict(fused=False), adamw_torch_fused=dict(fused=True), adamw_bnb_8bit=dict(optimizer='adamw_8bit'), adamw_8bit=dict(optimizer='adamw_8bit'), adamw_torch_8bit=dict(optimizer='adamw_8bit'))
 _named = lambda value: getattr(value, 'value', value) # an enumeration's text
 
-def _patience(trainer):
-    return next((c.early_stopping_patience for c in trainer.callback_handler.callbacks if type(c).__name__ == 'EarlyStoppingCallback'), None)
+def _stopping(trainer): return next((c for c in trainer.callback_handler.callbacks if type(c).__name__ == 'EarlyStoppingCallback'), None)
+def _metric(args): return (args.metric_for_best_model or '').removeprefix('eval_') or 'loss'
+def _logits_kept(trainer): return _class_of(trainer.model) != 'ForCausalLM' # of each token over a vocabulary they would be too many
 
 def _warmup(args):
     if (share := getattr(args, 'warmup_ratio', None)): return dict(warmup=float(share), warmup_steps=None)
@@ -38,12 +39,11 @@ def settings_of(
     steps = math.ceil(rows / effective)
     epochs = math.ceil(a.max_steps / steps) if a.max_steps > 0 else math.ceil(a.num_train_epochs)
     checkpointing = a.gradient_checkpointing or getattr(a, 'activation_checkpointing', None)
-    metric = (a.metric_for_best_model or '').removeprefix('eval_')
-    own = trainer.compute_metrics is not None and metric not in ('', 'loss')
-    found = dict(epochs=max(1, epochs), lr=a.learning_rate, weight_decay=a.weight_decay, betas=(a.adam_beta1, a.adam_beta2), eps=a.adam_epsilon, max_grad_norm=a.max_grad_norm,
+    own = trainer.compute_metrics is not None and _metric(a) != 'loss' and _logits_kept(trainer)
+    found = dict(epochs=max(1, epochs), lr=a.learning_rate, weight_decay=a.weight_decay, betas=(a.adam_beta1, a.adam_beta2), eps=a.adam_epsilon, max_grad_norm=a.max_grad_norm or 0.,
                  label_smoothing=a.label_smoothing_factor, schedule=_SCHEDULES.get(schedule, 'linear'), effective_batch=effective, physical_batch=min(effective, a.per_device_train_batch_size),
                  eval_batch=a.per_device_eval_batch_size, seed=a.seed, precision='bf16' if a.bf16 else 'fp16' if a.fp16 else 'fp32', tf32=a.tf32, compile=(a.torch_compile_mode or 'default') if a.torch_compile else None,
-                 checkpointing='full' if checkpointing else 'off', patience=_patience(trainer), metric='custom' if own else 'loss', workers=a.dataloader_num_workers,
+                 checkpointing='full' if checkpointing else 'off', patience=getattr(_stopping(trainer), 'early_stopping_patience', None), metric='custom' if own else 'loss', workers=a.dataloader_num_workers,
                  pin_memory=a.dataloader_pin_memory, persistent_workers=a.dataloader_persistent_workers, prefetch=a.dataloader_prefetch_factor or 2, keep=a.save_total_limit or 2,
                  deterministic=a.full_determinism, **_warmup(a), **_OPTIMIZERS.get(str(_named(a.optim)), {}))
     if schedule == 'constant': found.update(warmup=0., warmup_steps=None)
@@ -56,7 +56,7 @@ _CARRIED = set('''output_dir per_device_train_batch_size num_train_epochs max_st
     dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor save_total_limit full_determinism metric_for_best_model greater_is_better
     save_strategy save_steps load_best_model_at_end eval_strategy use_cpu'''.split())
 _NO_MATTER = set('''logging_dir logging_strategy logging_steps logging_first_step logging_nan_inf_filter log_level log_level_replica log_on_each_node disable_tqdm report_to run_name project do_train do_eval do_predict
-    remove_unused_columns label_names include_for_metrics average_tokens_across_devices eval_do_concat_batches eval_accumulation_steps prediction_loss_only local_rank skip_memory_metrics use_cache
+    remove_unused_columns label_names average_tokens_across_devices eval_do_concat_batches eval_accumulation_steps prediction_loss_only local_rank skip_memory_metrics use_cache
     gradient_checkpointing_kwargs activation_checkpointing_kwargs accelerator_config eval_steps save_safetensors overwrite_output_dir hub_token length_column_name save_only_model trackio_space_id eval_on_start'''.split())
 _KNOWN_CALLBACKS = {'DefaultFlowCallback', 'PrinterCallback', 'ProgressCallback', 'NotebookProgressCallback', 'EarlyStoppingCallback'}
 _KNOWN_COLLATORS = {'DataCollatorWithPadding', 'DefaultDataCollator', 'function', 'DataCollatorForLanguageModeling', 'DataCollatorForTokenClassification', 'DataCollatorForSeq2Seq'}
@@ -83,21 +83,38 @@ def left_out(
     if str(_named(a.eval_strategy)) == 'steps': said.append("eval_strategy='steps': evaluated after each epoch")
     if trainer.eval_dataset is not None and not a.load_best_model_at_end: said.append('load_best_model_at_end=False: the weights of the best epoch are put back')
     if trainer.optimizer is not None: said.append(f'optimizer={type(trainer.optimizer).__name__}: one is made from the arguments')
+    if (kind := getattr(trainer, 'optimizer_cls_and_kwargs', None)) is not None: said.append(f'optimizer_cls_and_kwargs={kind[0].__name__}: AdamW is made from the arguments')
+    if trainer.lr_scheduler is not None: said.append(f'lr_scheduler={type(trainer.lr_scheduler).__name__}: one is made from the arguments')
+    if a.torch_compile and a.torch_compile_backend not in (None, 'inductor'): said.append(f'torch_compile_backend={a.torch_compile_backend!r}: inductor instead')
+    said += [*_scores_left(trainer)]
     said += [f'callback {type(c).__name__}' for c in trainer.callback_handler.callbacks if type(c).__name__ not in _KNOWN_CALLBACKS]
     if (name := type(trainer.data_collator).__name__) not in _KNOWN_COLLATORS: said.append(f'data_collator {name}: rows are padded as they are')
     if getattr(trainer, 'compute_loss_func', None) is not None: said.append("compute_loss_func: the task's own loss is taken")
-    said += [f'{type(trainer).__name__}.{name}: overridden, not called' for name in vars(type(trainer)) if type(trainer) is not Trainer and callable(getattr(Trainer, name, None)) and name != '__init__']
+    own = dict.fromkeys(name for kind in type(trainer).__mro__ if not issubclass(Trainer, kind) for name in vars(kind)) # of every class below theirs, and of what is mixed in
+    said += [f'{type(trainer).__name__}.{name}: overridden, not called' for name in own if callable(getattr(Trainer, name, None)) and not hasattr(object, name)]
     return said
+
+def _scores_left(trainer):
+    "What decides otherwise which epoch is best"
+    a, stopping = trainer.args, _stopping(trainer)
+    if threshold := getattr(stopping, 'early_stopping_threshold', 0): yield f'early_stopping_threshold={threshold}: any better score counts'
+    if trainer.eval_dataset is None: return
+    if not _logits_kept(trainer) and (_metric(a) != 'loss' or trainer.compute_metrics is not None): yield 'compute_metrics: the logits of a language model are not kept; the loss decides'
+    elif _metric(a) == 'loss' and trainer.compute_metrics is not None: yield 'compute_metrics: not called, since metric_for_best_model names none of its figures; the loss decides'
+    if _metric(a) == 'loss' and a.label_smoothing_factor: yield f'label_smoothing_factor={a.label_smoothing_factor}: not in the loss of the evaluation'
 
 # %% ../nbs/02f_hf.ipynb #fb191842
 def _flat(value): return value.tolist() if isinstance(value, (torch.Tensor, np.ndarray)) else value
 
+def _class_of(model):
+    "What the model is for: the end of its class's name, also under an adapter; else the whole name"
+    ends = 'ForSequenceClassification', 'ForTokenClassification', 'ForCausalLM'
+    return next((end for m in model.modules() for end in ends if type(m).__name__.endswith(end)), type(model).__name__)
+
 def _task_of(model, label):
-    name = type(getattr(model, 'base_model', model) if 'Peft' in type(model).__name__ else model).__name__
-    name = next((type(m).__name__ for m in model.modules() if type(m).__name__.endswith(('ForSequenceClassification', 'ForTokenClassification', 'ForCausalLM'))), name)
-    if name.endswith('ForCausalLM'): return 'causal'
-    if name.endswith('ForTokenClassification'): return 'tokens'
-    if not name.endswith('ForSequenceClassification'): raise InputError(f'{name} is none of sequence classification, token classification or causal LM')
+    name = _class_of(model)
+    if name in (tasks := dict(ForCausalLM='causal', ForTokenClassification='tokens')): return tasks[name]
+    if name != 'ForSequenceClassification': raise InputError(f'{name} is none of sequence classification, token classification or causal LM')
     kind = getattr(model.config, 'problem_type', None)
     if kind == 'regression' or kind is None and model.config.num_labels == 1: return 'regression'
     return 'multilabel' if kind == 'multi_label_classification' or isinstance(label, list) else 'classification'
@@ -117,7 +134,7 @@ def store_of(
     parts: list, # data sets of tokenised rows
     model, # of transformers
     pad_id: int,
-    ignored: int | None = None # a token that is not to be learnt (`causal`): what the collator takes for padding
+    ignored: int | None = None # a token that is not to be learnt (`causal`): what the collator takes for padding, which then learns all others, whatever labels a row has
 ) -> TokenStore: # on the CPU, the rows of all parts one after the other
     "Tokenised rows and labels, without their padding. Raises `InputError` for rows that are not tokenised."
     rows = [_row_of(item, n) for part in parts for n, item in enumerate(part, 1)]
@@ -129,6 +146,7 @@ def store_of(
     if task in ('tokens', 'causal'):
         labels = []
         for n, (ids, _, label, each) in enumerate(rows, 1):
+            if ignored is not None: label = each = None
             if each is None and (task == 'tokens' or label is not None): raise InputError(f'row {n} has not one label a token')
             aims = list(ids if each is None else each)
             if task == 'causal': aims = [IGNORED if a == ignored else a for a in aims[1:]] + [IGNORED] # the next token, in step with the logits
@@ -149,6 +167,7 @@ def rows_of(
     "The rows of a trainer's data sets"
     if trainer.train_dataset is None: raise InputError('the trainer has no train_dataset')
     if isinstance(trainer.eval_dataset, dict): raise InputError(f"the trainer has several eval_datasets ({', '.join(trainer.eval_dataset)}); give it one")
+    if not hasattr(trainer.train_dataset, '__len__'): raise InputError('the train_dataset has no length: it is read as a stream; give it as a data set with all its rows')
     parts = [trainer.train_dataset] + ([] if trainer.eval_dataset is None else [trainer.eval_dataset])
     tokenizer = getattr(trainer, 'processing_class', None) or getattr(trainer.data_collator, 'tokenizer', None)
     pad = next((p for p in (getattr(tokenizer, 'pad_token_id', None), trainer.model.config.pad_token_id) if p is not None), 0)

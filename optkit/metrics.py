@@ -93,4 +93,4 @@ def score(
     values, truth = _host(logits, labels)
     known = _KINDS[task](values, truth)
     found = {name: float(known[name]()) for name in (TASK_METRICS[task] if metrics is None else metrics)}
-    return found if custom is None else found | dict(custom=float(custom(values, truth)))
+    return found if custom is None else found | dict(custom=float(custom(values, truth if labels.is_floating_point() else truth.astype(np.int64))))

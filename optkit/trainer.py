@@ -14,9 +14,9 @@ import copy, json, logging, math, os, time, traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from html import escape
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import get_args, get_origin, get_type_hints
@@ -72,6 +72,11 @@ class Hyperparameters:
     augment_by: str = 'replace' # one of `augment.AUGMENTS`
 
 # %% ../nbs/03_trainer.ipynb #e3aaeae6
+def _simple(value):
+    "Tuples for lists, and numbers of Python for those of numpy, which JSON does not take"
+    if isinstance(value, (np.ndarray, np.generic)): value = value.tolist()
+    return tuple(map(_simple, value)) if isinstance(value, (list, tuple)) else value
+
 @dataclass(frozen=True)
 class TrainConfig(Hyperparameters):
     "Everything about a training run: hyperparameters, and how steps are made, with a switch for each claim"
@@ -106,8 +111,7 @@ class TrainConfig(Hyperparameters):
     keep: int = 2 # checkpoints that stay
 
     def __post_init__(self):
-        for f in fields(self):
-            if isinstance(value := getattr(self, f.name), list): object.__setattr__(self, f.name, tuple(tuple(v) if isinstance(v, list) else v for v in value))
+        for f in fields(self): object.__setattr__(self, f.name, _simple(getattr(self, f.name)))
         for ok, said in _conditions(self):
             if not ok: raise ValueError(said)
 
@@ -164,20 +168,31 @@ def _setting(name, text, kind):
     raise InputError(f'{name}={text}: expected {words}')
 
 # %% ../nbs/03_trainer.ipynb #3e40343f
+_WORDS_OF = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'a text', tuple: 'a tuple', NoneType: 'none'}
+_FIT = {int: Integral, float: Real}
+
+@cache
+def _kinds_of(cls): return {name: tuple(get_origin(k) or k for k in (get_args(kind) if isinstance(kind, UnionType) else (kind,))) for name, kind in get_type_hints(cls).items()}
+
+def _of_other_kinds(c):
+    "Fields that hold what their kind is not, such as the text '1e-4' that YAML makes of a number"
+    for name, kinds in _kinds_of(TrainConfig).items():
+        value = getattr(c, name)
+        if not any(isinstance(value, _FIT.get(k, k)) and (k is bool) == isinstance(value, bool) for k in kinds): yield False, f"{name} is {value!r}, expected {' or '.join(_WORDS_OF[k] for k in kinds)}"
+
 def _conditions(c):
     known = lambda name, values: (getattr(c, name) in values, f'{name} is {getattr(c, name)!r}, expected one of {values}')
     least = lambda name, low: (getattr(c, name) is None or getattr(c, name) >= low, f'{name} is {getattr(c, name)}, expected at least {low}')
     share = lambda name: (0 <= getattr(c, name) < 1, f'{name} is {getattr(c, name)}, expected a share from 0 up to 1')
-    whole = lambda name: (getattr(c, name) is None or isinstance(getattr(c, name), Integral), f'{name} is {getattr(c, name)}, expected a whole number')
-    return [*map(whole, ('epochs', 'effective_batch', 'physical_batch', 'eval_batch', 'patience', 'seed', 'warmup_steps', 'max_tokens', 'workers', 'prefetch', 'read_every', 'save_every', 'keep', 'adapter_rank')),
-            known('schedule', SCHEDULES), known('metric', (*ALL_METRICS, 'custom')), known('layout', LAYOUTS), known('optimizer', OPTIMIZERS), known('checkpointing', CHECKPOINTING),
+    if wrong := next(_of_other_kinds(c), None): return [wrong]
+    return [known('schedule', SCHEDULES), known('metric', (*ALL_METRICS, 'custom')), known('layout', LAYOUTS), known('optimizer', OPTIMIZERS), known('checkpointing', CHECKPOINTING),
             known('adapter', ADAPTERS), known('augment_by', AUGMENTS), known('attention', ATTENTION), known('weights', (None, 'fp32', 'bf16')), known('precision', (None, 'bf16', 'fp16', 'fp32')),
             *(least(n, 1) for n in ('epochs', 'effective_batch', 'physical_batch', 'eval_batch', 'patience', 'max_tokens', 'prefetch', 'read_every', 'save_every', 'keep', 'adapter_rank')),
             *(least(n, 0) for n in ('weight_decay', 'max_grad_norm', 'workers', 'warmup_steps')), *map(share, ('warmup', 'label_smoothing', 'adapter_dropout', 'augment')),
             (0 < c.lr < math.inf, f'lr is {c.lr}, expected more than 0 and finite'), (0 < c.eps < 1, f'eps is {c.eps}, expected more than 0 and small'),
-            (len(c.betas) == 2 and all(0 <= b < 1 for b in c.betas), f'betas are {c.betas}, expected two shares from 0 up to 1'),
+            (len(c.betas) == 2 and all(isinstance(b, Real) and 0 <= b < 1 for b in c.betas), f'betas are {c.betas}, expected two shares from 0 up to 1'),
             (c.ema is None or 0 < c.ema < 1, f'ema is {c.ema}, expected a decay between 0 and 1, such as 0.999'), (c.spike > 1, f'spike is {c.spike}, expected more than 1'),
-            (c.class_weights in (None, 'balanced') or not isinstance(c.class_weights, str) and all(0 <= w < math.inf for w in c.class_weights) and any(c.class_weights),
+            (c.class_weights in (None, 'balanced') or not isinstance(c.class_weights, str) and all(isinstance(w, Real) and 0 <= w < math.inf for w in c.class_weights) and any(c.class_weights),
              f"class_weights are {c.class_weights!r}, expected 'balanced' or a number a class, not all 0"),
             *_contradictions(c)]
 
@@ -323,6 +338,9 @@ def check_run(
     custom: Callable | None = None # see `metrics.score`
 ):
     "Raise `InputError` where rows, labels, model and configuration do not fit together"
+    for name, rows in (('train', train), ('evaluate', valid)):
+        if rows is not None and (np.ndim(rows) != 1 or len(rows) and np.asarray(rows).dtype.kind not in 'iu'):
+            raise InputError(f'rows to {name}: expected a list of row numbers, found {np.ndim(rows)} dimensions of {np.asarray(rows).dtype}; for a mask pass np.flatnonzero(mask)')
     if not len(train) or valid is not None and not len(valid): raise InputError(f'{len(train)} rows to train on and {len(valid) if valid is not None else 0} to evaluate on; expected at least one of each')
     for name, rows in (('train', train), ('evaluate', valid)):
         if rows is not None and (np.min(rows) < 0 or np.max(rows) >= len(store)): raise InputError(f'rows to {name} go from {np.min(rows)} to {np.max(rows)}, the store has {len(store)} (0 to {len(store) - 1})')
@@ -874,6 +892,7 @@ def fit(self: Trainer,
     resume: bool = False # go on from the last checkpoint of the folder, if there is one
 ) -> FitResult:
     "Train, and leave the engine with the weights of the best epoch. Raises `FloatingPointError` when no epoch gave a number."
+    if valid is None: raise InputError('fit needs rows to evaluate on, which tell the best epoch; to train on all rows take refit')
     start = time.perf_counter()
     for epoch in self.epochs(train, valid, resume):
         if on_epoch: on_epoch(epoch)
@@ -974,17 +993,30 @@ def from_hf(
     store, train, valid = rows_of(trainer)
     config = TrainConfig(**settings_of(trainer, len(train)) | changes)
     custom = None
-    if config.metric == 'custom' and trainer.compute_metrics is not None: custom = _their_metric(trainer)
+    if config.metric == 'custom' and trainer.compute_metrics is not None: custom = _their_metric(trainer, store, valid)
     engine = make_engine(trainer.model, config, hardware or detect())
     found = FromHF(Trainer(engine, store, config, folder=folder, custom=custom, tokenizer=getattr(trainer, 'processing_class', None)), train, valid, left_out(trainer, len(train)))
     for line in found.left_out: log.warning('not carried over: %s', line)
     return found
 
 # %% ../nbs/03_trainer.ipynb #5b84745c
-def _their_metric(trainer):
+def _by_row(logits, labels, counts):
+    "Outputs and labels of tokens as their loop has them: [rows, longest, ...], what is not there -100"
+    if counts.sum() != len(labels): raise InputError(f'the metric of the given trainer is for its own {len(counts)} rows to evaluate on; give no others')
+    places, out = (np.repeat(np.arange(len(counts)), counts), np.concatenate([np.arange(n) for n in counts])), []
+    for values in (logits, labels):
+        out.append(np.full((len(counts), max(1, counts.max()), *values.shape[1:]), IGNORED, values.dtype))
+        out[-1][places] = values
+    return out
+
+def _their_metric(trainer, store, valid):
     from transformers import EvalPrediction
     name, sign = trainer.args.metric_for_best_model.removeprefix('eval_'), 1 if trainer.args.greater_is_better else -1
+    host = lambda v: tuple(map(host, v)) if isinstance(v, (tuple, list)) else np.asarray(v)
     def custom(logits, labels):
+        if store.task == 'tokens': logits, labels = _by_row(logits, labels, store.targets[valid])
+        if (change := trainer.preprocess_logits_for_metrics) is not None: logits = host(change(torch.from_numpy(logits), torch.from_numpy(labels)))
         found = trainer.compute_metrics(EvalPrediction(predictions=logits, label_ids=labels))
-        return sign * next(found[k] for k in (name, f'eval_{name}') if k in found)
+        if (own := next((found[k] for k in (name, f'eval_{name}') if k in found), None)) is None: raise InputError(f"metric_for_best_model is {name!r}, but compute_metrics gives {', '.join(map(repr, found))}; name one of these")
+        return sign * own
     return custom

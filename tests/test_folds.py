@@ -184,4 +184,12 @@ def test_the_risk_of_giving_up_is_what_it_says():
 def test_bad_folds_are_refused(store):
     for k, repeats, said in ((1, 1, '1 folds and 1 repeats'), (3, 0, '3 folds and 0 repeats'), (200, 1, '90 rows for 200 folds')):
         with pytest.raises(InputError, match=said): repeated_folds(np.arange(90), strata_of(store), k, repeats)
+    every = np.arange(90)
+    for rows, labels, groups, said in ((every < 60, every % 2, None, 'found 1 dimensions of bool; for a mask'), (every, every[:50] % 2, None, '50 labels, but the rows to split go up to 89'),
+                                       (every, every % 2, every[:50], '50 groups, but'), (every, every, None, r'no label, or set of labels, has 3 rows \(the most is 1\)')):
+        for split in (repeated_folds, stratified_folds):
+            with pytest.raises(InputError, match=said): split(rows, labels, 3, groups=groups)
+    assert len(repeated_folds(every.tolist(), (every % 2).tolist(), 3)) == 3
+    for folds, repeats, said in (([], 1, '0 folds cannot be 1 repeats'), ([(every[:60], every[60:])], 0, '1 folds cannot be 0 repeats')):
+        with pytest.raises(InputError, match=said): cross_validate(engine_of(), store, folds, CONFIG, repeats=repeats)
     with pytest.raises(InputError, match='5 folds cannot be 2 repeats'): cross_validate(engine_of(), store, repeated_folds(np.arange(90), strata_of(store), 5), CONFIG, repeats=2)

@@ -125,7 +125,9 @@ def test_metrics_of_odd_rows():
     (dict(weight_decay=-1), 'weight_decay'), (dict(weight_decay=math.nan), 'weight_decay'), (dict(max_grad_norm=-1), 'max_grad_norm'), (dict(warmup=1.), 'warmup'),
     (dict(warmup=-.1), 'warmup'), (dict(label_smoothing=1.), 'label_smoothing'), (dict(lr=0), 'lr is 0'), (dict(lr=math.nan), 'lr is nan'), (dict(lr=math.inf), 'lr is inf'),
     (dict(layout='grouped'), "layout is 'grouped'"), (dict(epochs=2.5), 'epochs is 2.5'),
-    (dict(effective_batch=8.5), 'effective_batch is 8.5')], ids=str)
+    (dict(effective_batch=8.5), 'effective_batch is 8.5'), (dict(lr='1e-4'), "lr is '1e-4', expected a number"), (dict(fused='no'), "fused is 'no', expected true or false"),
+    (dict(compile=True), 'compile is True, expected a text or none'), (dict(epochs=None), 'epochs is None, expected a whole number'), (dict(epochs=True), 'epochs is True'),
+    (dict(betas=.9), 'betas is 0.9, expected a tuple'), (dict(betas=('a', 'b')), 'two shares'), (dict(class_weights=('a', 'b')), 'a number a class')], ids=str)
 def test_a_configuration_that_cannot_be_is_refused(changes, said):
     with pytest.raises(ValueError, match=said): replace(BASE, **changes)
 
@@ -133,6 +135,8 @@ def test_a_configuration_that_cannot_be_is_refused(changes, said):
 def test_a_configuration_survives_json():
     config = TrainConfig(lr=1e-4, patience=2, physical_batch=8, precision='bf16', compile='default', layout='full')
     assert TrainConfig.from_json(config.to_json()) == config and json.loads(config.to_json()) == json.loads(json.dumps(asdict(config)))
+    numpy = TrainConfig(lr=np.float32(.5), seed=np.int64(3), betas=[np.float32(.5), .9], class_weights=np.array([1., 2.]))
+    assert numpy == TrainConfig(lr=.5, seed=3, betas=(.5, .9), class_weights=(1., 2.)) and TrainConfig.from_json(numpy.to_json()) == numpy
     with pytest.raises(ValueError): TrainConfig.from_json(config.to_json().replace('"linear"', '"step"'))
 
 
@@ -251,6 +255,14 @@ def test_a_metric_that_these_rows_cannot_have_is_not_blamed_on_the_loss(store, e
 def test_no_rows(store, engine):
     for train, valid in ((TRAIN[:0], VALID), (TRAIN, VALID[:0])):
         with pytest.raises(InputError, match='rows to train on'): Trainer(engine, store, BASE).fit(train, valid)
+
+
+@pytest.mark.parametrize('change, said', [(lambda r: np.isin(np.arange(90), r), 'found 1 dimensions of bool; for a mask pass np.flatnonzero'), (lambda r: r.astype(float), 'float64'), (lambda r: r[None], '2 dimensions'), (lambda r: {*r.tolist()}, '0 dimensions')])
+def test_rows_that_are_no_row_numbers_are_refused_before_anything_is_written(store, engine, tmp_path, change, said):
+    for which, given in (('train', (change(TRAIN), VALID)), ('evaluate', (TRAIN, change(VALID)))):
+        with pytest.raises(InputError, match=f'rows to {which}: .*{said}'): Trainer(engine, store, BASE, folder=tmp_path / 'run').fit(*given)
+    with pytest.raises(InputError, match='fit needs rows to evaluate on.*refit'): Trainer(engine, store, BASE, folder=tmp_path / 'run').fit(TRAIN, None)
+    assert not (tmp_path / 'run').exists()
 
 
 def test_callbacks_see_each_epoch_and_may_end_the_run(store, engine):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import DataCollatorForLanguageModeling, DataCollatorWithPadding, EarlyStoppingCallback, TrainerCallback, TrainingArguments
+from transformers import DataCollatorForLanguageModeling, DataCollatorForTokenClassification, DataCollatorWithPadding, EarlyStoppingCallback, TrainerCallback, TrainingArguments
 from transformers import Trainer as TheirTrainer
 
 from optkit.data import IGNORED, InputError, example_table, word_tokenizer
@@ -165,3 +165,89 @@ def test_other_kinds_of_labels(tmp_path, kind):
     theirs = TheirTrainer(model=model, args=arguments(tmp_path, num_train_epochs=2), train_dataset=Rows(items), eval_dataset=Rows(items[:10]))
     ours = from_hf(theirs, HERE)
     assert ours.trainer.store.task == kind and len(ours.fit().history) == 2
+
+
+# --- what decides which epoch is best
+
+BEST = dict(per_device_train_batch_size=8, num_train_epochs=2, learning_rate=3e-3, eval_strategy='epoch', save_strategy='epoch', load_best_model_at_end=True)
+
+
+def tagged(n=40):
+    tokenizer, rows = pairs(n)
+    return tokenizer, [dict(r, labels=[IGNORED if t < 4 else t % 3 for t in r['input_ids']]) for r in rows.items]
+
+
+def script_of_a_tagger(folder, seen):
+    "With a metric of whole rows, as those of names and other spans are"
+    tokenizer, items = tagged()
+    def compute_metrics(pred):
+        seen.append([[(int(p), int(l)) for p, l in zip(ps, ls) if l != IGNORED] for ps, ls in zip(np.argmax(pred.predictions, axis=2), pred.label_ids)])
+        return dict(first=float(np.mean([row[0][0] == row[0][1] for row in seen[-1]])))
+    torch.manual_seed(0)
+    model = transformers.BertForTokenClassification(transformers.BertConfig(vocab_size=204, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, max_position_embeddings=64, num_labels=3))
+    return TheirTrainer(model=model, args=arguments(folder, metric_for_best_model='first', **BEST), train_dataset=Rows(items[:30]), eval_dataset=Rows(items[30:]), data_collator=DataCollatorForTokenClassification(tokenizer), compute_metrics=compute_metrics)
+
+
+def test_a_metric_of_tokens_sees_rows(tmp_path):
+    seen = []
+    theirs = script_of_a_tagger(tmp_path, seen)
+    ours = from_hf(theirs, HERE)
+    result = ours.fit()
+    assert ours.left_out == [] and len(seen) == 2
+    assert theirs.evaluate()['eval_first'] == pytest.approx(result.score)
+    assert seen[-1] == seen[result.best_epoch - 1], 'the same outputs and labels, row by row'
+    with pytest.raises(InputError, match='for its own 10 rows'): ours.trainer.fit(ours.train, ours.valid[:5])
+
+
+@pytest.mark.parametrize('change', [None, lambda logits, labels: logits.argmax(-1)], ids=['logits', 'changed first'])
+def test_a_metric_gets_what_theirs_gives_it(tmp_path, change):
+    seen = []
+    def compute_metrics(pred):
+        seen.append((pred.predictions.shape, pred.label_ids.dtype))
+        found = pred.predictions if change else pred.predictions.argmax(-1)
+        return dict(least=float(np.bincount(pred.label_ids[found == pred.label_ids], minlength=2).min()))
+    theirs = script_of_a_classifier(tmp_path, metric_for_best_model='least')
+    theirs.compute_metrics, theirs.preprocess_logits_for_metrics = compute_metrics, change
+    result = from_hf(theirs, HERE, epochs=2).fit()
+    assert theirs.evaluate()['eval_least'] == result.score and set(seen) == {seen[-1]} and seen[-1][1] == np.int64
+    theirs = script_of_a_classifier(tmp_path, metric_for_best_model='another')
+    with pytest.raises(InputError, match="metric_for_best_model is 'another', but compute_metrics gives 'agreement'"): from_hf(theirs, HERE).fit()
+
+
+def test_each_thing_that_decides_otherwise_is_said(tmp_path):
+    class Mixed:
+        def compute_loss(self, *args, **kwargs): return 2 * super().compute_loss(*args, **kwargs)
+    class Below(Mixed, TheirTrainer): pass
+    class Lowest(Below): pass
+    tokenizer, rows = pairs(40)
+    def said(kind=TheirTrainer, args={}, **kwargs):
+        return from_hf(kind(model=example_model(), args=arguments(tmp_path, **BEST, **args), train_dataset=Rows(rows.items[:30]), eval_dataset=Rows(rows.items[30:]), data_collator=DataCollatorWithPadding(tokenizer), **kwargs), HERE).left_out
+    model, metrics = example_model(), lambda pred: dict(f1=1.)
+    sgd = torch.optim.SGD(model.parameters(), lr=.1)
+    assert said() == []
+    assert said(Lowest) == ['Lowest.compute_loss: overridden, not called']
+    assert said(callbacks=[EarlyStoppingCallback(2, early_stopping_threshold=.1)]) == ['early_stopping_threshold=0.1: any better score counts']
+    assert said(optimizer_cls_and_kwargs=(torch.optim.SGD, dict(lr=.1))) == ['optimizer_cls_and_kwargs=SGD: AdamW is made from the arguments']
+    assert said(optimizers=(None, torch.optim.lr_scheduler.ConstantLR(sgd))) == ['lr_scheduler=ConstantLR: one is made from the arguments']
+    assert said(compute_metrics=metrics) == ['compute_metrics: not called, since metric_for_best_model names none of its figures; the loss decides']
+    assert said(args=dict(label_smoothing_factor=.1)) == ['label_smoothing_factor=0.1: not in the loss of the evaluation']
+    assert said(args=dict(include_for_metrics=['inputs'], metric_for_best_model='f1'), compute_metrics=metrics) == ["include_for_metrics=['inputs']"]
+
+
+def test_a_language_model_learns_what_its_collator_gives(tmp_path):
+    theirs = script_of_a_language_model(tmp_path)
+    theirs.train_dataset = Rows([dict(r, labels=[IGNORED] * 2 + r['input_ids'][2:]) for r in theirs.train_dataset.items])
+    theirs.compute_metrics = lambda pred: dict(f1=1.)
+    ours = from_hf(theirs, HERE)
+    want, store = theirs.data_collator([theirs.train_dataset[0]])['labels'][0], ours.trainer.store
+    assert store.labels[:store.lengths[0]].tolist() == [*want[1:].tolist(), IGNORED], 'this collator makes labels of its own'
+    assert ours.config.metric == 'loss' and 'compute_metrics: the logits of a language model are not kept; the loss decides' in ours.left_out
+
+
+def test_a_stream_of_rows_is_refused(tmp_path):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self): return iter(pairs(20)[1].items)
+    with pytest.raises(InputError, match='train_dataset has no length'): from_hf(TheirTrainer(model=example_model(), args=arguments(tmp_path, max_steps=3), train_dataset=Stream()), HERE)
+
+
+def test_no_clipping_is_carried_over(tmp_path): assert from_hf(script_of_a_classifier(tmp_path, max_grad_norm=None), HERE).config.max_grad_norm == 0

@@ -234,10 +234,19 @@ def test_a_metric_of_ones_own_decides_which_epoch_is_best():
     store, seen = store_of('classification'), []
     def custom(logits, labels):
         seen.append((logits.shape, labels.shape))
+        assert np.bincount(labels).sum() == 16, 'classes are whole numbers'
         return 5. - len(seen)
     c = replace(BASE, metric='custom', epochs=3)
     result = Trainer(make_engine(model_of('classification'), c, HERE), store, c, custom=custom).fit(np.arange(30), np.arange(30, ROWS))
     assert result.best_epoch == 1 and result.score == 4 and seen == [((16, 3), (16,))] * 3 and result.history[1].metrics['custom'] == 3
+
+
+@pytest.mark.parametrize('labels, task, said', [
+    (np.linspace(0, 1.9, ROWS), 'classification', 'float64 of the shape .*expected .rows. of whole numbers'), (np.full(ROWS, np.nan), 'classification', 'whole numbers'), (np.full(ROWS, 'a'), 'classification', 'whole numbers'),
+    (np.full(ROWS, 'a'), 'regression', 'expected finite numbers'), (np.full(ROWS, np.inf), 'regression', 'expected finite numbers'), (np.zeros((ROWS, 2, 2)), 'regression', 'expected finite numbers')], ids=str)
+def test_labels_of_another_kind_are_refused(labels, task, said):
+    with pytest.raises(InputError, match=said): with_labels(store_of('classification'), labels, task)
+    assert with_labels(store_of('classification'), np.arange(ROWS) % 3 * 1., 'classification').labels.tolist() == [n % 3 for n in range(ROWS)]
 
 
 @pytest.mark.parametrize('task', ['regression', 'causal', 'multilabel', 'tokens'])
