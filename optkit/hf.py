@@ -24,6 +24,8 @@ def _stopping(trainer): return next((c for c in trainer.callback_handler.callbac
 def _metric(args): return (args.metric_for_best_model or '').removeprefix('eval_') or 'loss'
 def _logits_kept(trainer): return _class_of(trainer.model) != 'ForCausalLM' # of each token over a vocabulary they would be too many
 
+def _effective(args): return args.train_batch_size * args.gradient_accumulation_steps * max(1, getattr(args, 'world_size', 1)) # their trainer gives each GPU that one process sees a batch
+
 def _warmup(args):
     if (share := getattr(args, 'warmup_ratio', None)): return dict(warmup=float(share), warmup_steps=None)
     steps = getattr(args, 'warmup_steps', 0) or 0
@@ -35,7 +37,7 @@ def settings_of(
 ) -> dict: # fields of `trainer.TrainConfig`
     "The settings that have a place in optkit"
     a, schedule = trainer.args, str(_named(trainer.args.lr_scheduler_type))
-    effective = a.per_device_train_batch_size * a.gradient_accumulation_steps * max(1, getattr(a, 'world_size', 1))
+    effective = _effective(a)
     steps = math.ceil(rows / effective)
     epochs = math.ceil(a.max_steps / steps) if a.max_steps > 0 else math.ceil(a.num_train_epochs)
     checkpointing = a.gradient_checkpointing or getattr(a, 'activation_checkpointing', None)
@@ -75,8 +77,7 @@ def left_out(
     "What has no place in optkit, or another meaning there"
     from transformers import Trainer
     a, said = trainer.args, [*_arguments_left(trainer.args)]
-    effective = a.per_device_train_batch_size * a.gradient_accumulation_steps
-    if a.max_steps > 0 and a.max_steps % math.ceil(rows / effective): said.append(f'max_steps={a.max_steps}: whole epochs are trained, and the schedule ends with them')
+    if a.max_steps > 0 and a.max_steps % math.ceil(rows / _effective(a)): said.append(f'max_steps={a.max_steps}: whole epochs are trained, and the schedule ends with them')
     if a.max_steps <= 0 and a.num_train_epochs % 1: said.append(f'num_train_epochs={a.num_train_epochs}: rounded up to whole epochs')
     if str(_named(a.lr_scheduler_type)) not in _SCHEDULES: said.append(f'lr_scheduler_type={_named(a.lr_scheduler_type)!r}: linear instead')
     if str(_named(a.optim)) not in _OPTIMIZERS: said.append(f'optim={_named(a.optim)!r}: AdamW instead')

@@ -776,8 +776,17 @@ def _found(self: Trainer, train, valid, resume):
 def _take_up(self: Trainer, tensors, about):
     self.engine.load_state({k: v for k, v in tensors.items() if not k.startswith('random.')})
     set_random_state(tensors, self.engine.device)
-    self.position = Position.from_dict(about['position'])
+    fresh, self.position = self.position, Position.from_dict(about['position'])
+    self._sizes_now(fresh, about['config'])
     log.info('resumed at step %s of %s', self.position.done, self.total)
+
+@patch
+def _sizes_now(self: Trainer, fresh, told):
+    "What a resume was given other values for counts, as after a kill for want of memory; else what the run had come to"
+    p, now = self.position, json.loads(self.config.to_json())
+    if any(told.get(n) != now[n] for n in ('layout', 'physical_batch', 'max_tokens', 'batch_table')): p.physical, p.max_tokens, p.table = fresh.physical, fresh.max_tokens, fresh.table
+    if told.get('eval_batch') != now['eval_batch']: p.eval_batch = fresh.eval_batch
+    p.watch.factor = fresh.watch.factor
 
 @patch
 def _save(self: Trainer):

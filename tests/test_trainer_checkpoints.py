@@ -234,6 +234,15 @@ def test_what_only_changes_rounding_may_differ(store, tmp_path):
         if done == 6: raise Stop
     with pytest.raises(Stop): trainer_of(store, tmp_path, on_step=breaks).fit(TRAIN, VALID)
     assert len(trainer_of(store, tmp_path, replace(BASE, physical_batch=4, layout='padded', read_every=7)).fit(TRAIN, VALID, resume=True).history) == 3
+    sizes, rows = [], []
+    again = trainer_of(store, tmp_path / 'other', replace(BASE, physical_batch=8), on_step=breaks)
+    with pytest.raises(Stop): again.fit(TRAIN, VALID)
+    again = trainer_of(store, tmp_path / 'other', replace(BASE, physical_batch=2, eval_batch=5, spike=7.))
+    step, predict = again.engine.step, again.engine.predict
+    again.engine.step = lambda store, micro: (sizes.append(max(len(m.rows) for m in micro)), step(store, micro))[1]
+    again.engine.predict = lambda store, part, batch, *args: (rows.append(batch), predict(store, part, batch, *args))[1]
+    again.fit(TRAIN, VALID, resume=True)
+    assert set(sizes) == {2} and set(rows) == {5} and again.position.watch.factor == 7, 'a resume may take fewer rows at once'
     with pytest.raises(InputError, match='the run: belongs|belongs to another run'): check_same(dict(a=1), dict(a=2), 'the run:')
 
 

@@ -250,4 +250,11 @@ def test_a_stream_of_rows_is_refused(tmp_path):
     with pytest.raises(InputError, match='train_dataset has no length'): from_hf(TheirTrainer(model=example_model(), args=arguments(tmp_path, max_steps=3), train_dataset=Stream()), HERE)
 
 
+def test_each_gpu_that_a_process_sees_has_a_batch(tmp_path):
+    theirs = script_of_a_classifier(tmp_path, max_steps=4)
+    theirs.args._n_gpu = 2
+    ours = from_hf(theirs, HERE)
+    assert (ours.config.effective_batch, ours.config.physical_batch, ours.config.epochs, ours.left_out) == (32, 4, 2, [])
+
+
 def test_no_clipping_is_carried_over(tmp_path): assert from_hf(script_of_a_classifier(tmp_path, max_grad_norm=None), HERE).config.max_grad_norm == 0
