@@ -70,6 +70,7 @@ def _arguments_left(a):
         if f.default_factory is not MISSING: default = f.default_factory()
         if _named(value) != _named(default): yield f'{f.name}={_named(value)!r}'
 
+# %% ../nbs/02f_hf.ipynb #2aa9ec93
 def left_out(
     trainer, # of transformers, configured
     rows: int # to train on

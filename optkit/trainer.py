@@ -71,12 +71,13 @@ class Hyperparameters:
     augment: float = 0. # share of the tokens of training rows that are noised each epoch, changes training; 0: off
     augment_by: str = 'replace' # one of `augment.AUGMENTS`
 
-# %% ../nbs/03_trainer.ipynb #e3aaeae6
+# %% ../nbs/03_trainer.ipynb #8dc4b025
 def _simple(value):
     "Tuples for lists, and numbers of Python for those of numpy, which JSON does not take"
     if isinstance(value, (np.ndarray, np.generic)): value = value.tolist()
     return tuple(map(_simple, value)) if isinstance(value, (list, tuple)) else value
 
+# %% ../nbs/03_trainer.ipynb #e3aaeae6
 @dataclass(frozen=True)
 class TrainConfig(Hyperparameters):
     "Everything about a training run: hyperparameters, and how steps are made, with a switch for each claim"
@@ -788,6 +789,7 @@ def _sizes_now(self: Trainer, fresh, told):
     if told.get('eval_batch') != now['eval_batch']: p.eval_batch = fresh.eval_batch
     p.watch.factor = fresh.watch.factor
 
+# %% ../nbs/03_trainer.ipynb #ee53ee82
 @patch
 def _save(self: Trainer):
     "A checkpoint; a disk that does not take it is logged, and the run goes on"
@@ -924,6 +926,7 @@ def fit(self: Trainer,
 def _no_score(self: Trainer, history, valid):
     c = self.config
     if all(math.isfinite(e.train_loss + e.valid_loss) for e in history):
+        if c.metric == 'custom': raise InputError(f'the custom metric gave no finite number on these {len(valid)} rows in any epoch; let it return one, or choose another metric')
         raise InputError(f'{c.metric} is not defined on these {len(valid)} rows: a label is missing among them; choose another metric or other rows')
     said = next((d['reason'] for d in self.position.decisions[::-1] if d['what'] == 'loss'), '')
     raise FloatingPointError(f'the loss is not a number in epoch 1 (lr {c.lr:g}, {self.engine.precision.compute.value}); lower the learning rate or train in fp32' + (f'. {said}' if said else ''))

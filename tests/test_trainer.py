@@ -250,6 +250,7 @@ def test_a_run_that_breaks_later_keeps_its_best_epoch(store, engine, monkeypatch
 def test_a_metric_that_these_rows_cannot_have_is_not_blamed_on_the_loss(store, engine):
     one = np.array([r for r in VALID if store.labels[r] == 0])
     with pytest.raises((InputError, FloatingPointError), match='auroc'): Trainer(engine, store, replace(BASE, epochs=1, metric='auroc')).fit(TRAIN, one)
+    with pytest.raises(InputError, match='the custom metric gave no finite number on these 30 rows'): Trainer(engine, store, replace(BASE, epochs=1, metric='custom'), custom=lambda logits, labels: math.nan).fit(TRAIN, VALID)
 
 
 def test_no_rows(store, engine):
