@@ -92,6 +92,7 @@ def hold_out(
 def _check_split(rows, labels, k, groups):
     if rows.ndim != 1 or rows.dtype.kind not in 'iu': raise InputError(f'rows to split: expected a list of row numbers, found {rows.ndim} dimensions of {rows.dtype}; for a mask pass np.flatnonzero(mask)')
     if len(rows) < k: raise InputError(f'{len(rows)} rows for {k} folds')
+    if labels.ndim != 1: raise InputError(f'labels to stratify by have the shape {labels.shape}, expected one class a row; strata_of(store) makes them')
     for name, of in (('labels', labels), ('groups', groups)):
         if of is not None and len(of) <= rows.max(): raise InputError(f'{len(of)} {name}, but the rows to split go up to {rows.max()}; expected one for each row of the store')
     if (most := np.unique(labels[rows], return_counts=True)[1].max()) < k:

@@ -186,7 +186,7 @@ def test_bad_folds_are_refused(store):
         with pytest.raises(InputError, match=said): repeated_folds(np.arange(90), strata_of(store), k, repeats)
     every = np.arange(90)
     for rows, labels, groups, said in ((every < 60, every % 2, None, 'found 1 dimensions of bool; for a mask'), (every, every[:50] % 2, None, '50 labels, but the rows to split go up to 89'),
-                                       (every, every % 2, every[:50], '50 groups, but'), (every, every, None, r'no label, or set of labels, has 3 rows \(the most is 1\)')):
+                                       (every, every % 2, every[:50], '50 groups, but'), (every, np.eye(90, 3), None, 'expected one class a row; strata_of'), (every, every, None, r'no label, or set of labels, has 3 rows \(the most is 1\)')):
         for split in (repeated_folds, stratified_folds):
             with pytest.raises(InputError, match=said): split(rows, labels, 3, groups=groups)
     assert len(repeated_folds(every.tolist(), (every % 2).tolist(), 3)) == 3
