@@ -250,6 +250,7 @@ def _tf32(f):
 def _attention(f):
     asked, ran = f.config.attention, f.decided('attention')
     if ran and ran['value'] not in ("the model's own", 'math'): return 'on', f"{ran['value']} ran in a step of this run"
+    if ran and ran['value'] == 'math': return 'n/a', f"the model calls torch's attention, which took no fused kernel for a step of this run: {ran['reason']}" # asking for it again changes nothing
     if ran: return 'off', f"{ran['value']} ran in a step of this run: {ran['reason']}"
     if (asked or f.loaded) == 'eager': return 'off', 'the plain attention was asked for' if asked else 'the model was loaded with the plain attention'
     if asked or f.loaded: return 'on', f'{asked} was asked for' if asked else f'the model was loaded with {f.loaded}'

@@ -146,6 +146,11 @@ def test_a_run_brings_its_own_gain_and_backends(tmp_path):
     assert found['torch.compile'].gain.where == 'this run' and found['torch.compile'].gain.p50 == 1.7 and found['fused attention (SDPA)'].state == 'on'
     assert found['hopeless trials stopped'].state == 'on' and found['hopeless trials stopped'].gain.p50 == 3 and found['rows sorted or packed by length'].state == 'off'
 
+    run_folder(tmp_path, decisions=[dict(what='attention', value='math', reason='what really ran')])
+    math = next(r for r in status(run=tmp_path, hardware=hardware_with(known_gpu('H100'))).rows if r.name == 'fused attention (SDPA)')
+    assert math.state == 'n/a' and 'no fused kernel' in math.why, 'asking for SDPA again would change nothing'
+    run_folder(tmp_path, decisions=[dict(what='attention', value="the model's own", reason='what really ran')])
+    assert 'fused attention (SDPA)' in [r.name for r in status(run=tmp_path, hardware=hardware_with(known_gpu('H100'))).recommendations]
 
 @pytest.mark.parametrize('changes, said', [(dict(memory_bytes=50 * 2**30), 'memory within the plan'), (dict(sequences_per_s=10.), 'samples/s above the recorded floor')])
 def test_checks_see_what_is_wrong(tmp_path, changes, said):

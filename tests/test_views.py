@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import optuna
 import pytest
 
 import optkit.views as views
@@ -184,6 +185,14 @@ def test_values_by_epoch_are_lines_of_folds_and_the_best_trial_stands_out(study)
     assert [v for v in best[1] if v is not None] == [abs(v) for c in view.best()['curves'] for v in c] and best[0][0] == 1
     view.upto = 0
     assert views._curves(view) == ([[], []], [[], []]) and view.png()
+
+
+@pytest.mark.parametrize('values, shown', [((-.5, -.25), -1), ((-.2, .1), 1), ((.2, .4), 1)], ids=['a loss', 'correlations', 'scores'])
+def test_values_keep_their_sign_unless_they_are_losses(tmp_path, values, shown):
+    study = optuna.create_study(direction='maximize', study_name='s', storage=f'sqlite:///{tmp_path}/study.db')
+    for v in values: study.add_trial(optuna.trial.create_trial(value=v))
+    view = study_view(tmp_path)
+    assert view.sign == shown and f'with {shown * max(values):.4f}' in view.words() and views._best_line(view)[1] == [shown * max(values[:n + 1]) for n in range(len(values))]
 
 
 def test_new_trials_are_seen(tmp_path):
