@@ -392,6 +392,7 @@ def _bench(args):
     for name, value in (('max_length', 512), ('effective_batch', 32)): setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     for name, low in (('effective_batch', 1), ('rounds', 5), ('max_length', 8)):
         if getattr(args, name) < low: raise InputError(f'--{name.replace("_", "-")} is {getattr(args, name)}, expected at least {low}')
+    if not 0 < args.seconds < float('inf'): raise InputError(f'--seconds is {args.seconds}, expected more than 0')
     hardware, tokenizer = detect(), load_tokenizer(args.model)
     table = read_table(DEMO_DATA, 'subject', 'label', 'body')
     if not 1 <= args.rows <= len(table): raise InputError(f'--rows is {args.rows}, expected 1 to {len(table)}')

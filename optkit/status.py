@@ -463,7 +463,7 @@ def read_run(folder) -> dict: # files by name, and 'progress'
 def _config_of(run):
     "The configuration that a run folder holds; the defaults where there is none"
     known = {f.name for f in fields(TrainConfig)}
-    values = run.get('train_config') or (run.get('train') or {}).get('config') or {}
+    values = run.get('train_config') or (run.get('train') or {}).get('config') or ((run.get('run') or {}).get('settings') or {}).get('config') or {} # folds have theirs below
     return TrainConfig(**{k: v for k, v in values.items() if k in known})
 
 # %% ../nbs/05c_status.ipynb #e7d79104

@@ -308,7 +308,14 @@ def test_a_ledger_of_another_run_is_left_alone(tmp_path):
 def test_bad_input_writes_nothing(tmp_path, settings):
     out = tmp_path / 'run'
     with pytest.raises(InputError) as said: bench(**dict(workload='mine', budget='10s', out=out, hardware=CPU) | settings)
-    assert len(str(said.value).splitlines()) <= 2 and not [*out.glob('*')]
+    assert len(str(said.value).splitlines()) <= 2 and not out.exists()
+
+
+@pytest.mark.parametrize('out', ['file/run', 'file/run/a.json', 'file/a.json'])
+def test_a_ledger_that_could_not_be_written_is_said_before_anything_is_measured(tmp_path, out, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setattr('optkit.claims.ready_bench', lambda *_: pytest.fail('it was built'))
+    with pytest.raises(InputError, match='is a file, expected a folder'): bench('mine', '10s', tmp_path / out, hardware=CPU)
 
 
 def test_where_the_ledger_lies(tmp_path):

@@ -199,6 +199,7 @@ def test_a_score_below_zero_keeps_its_sign():
 
 def test_an_empty_budget_is_none(tmp_path, capsys):
     assert main(['bench', '--workload', 'mine', '--budget', '', '--out', str(tmp_path / 'bench')]) == 2 and 'budget is' in capsys.readouterr().err
+    assert main(['bench', '--seconds', '-1', '--out', str(tmp_path / 'bench.json')]) == 2 and '--seconds is -1' in capsys.readouterr().err
     for more in (['--only', 'bf16'], ['--text', 'a']): assert main(['bench', *more, '--out', str(tmp_path / 'bench.json')]) == 2 and f'{more[0]} is for a workload' in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
 

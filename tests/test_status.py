@@ -138,6 +138,11 @@ def run_folder(path, **files):
     for name, content in files.items(): write_progress(path / 'progress.json', content) if name == 'progress' else write_json(path / f'{name}.json', content)
     return path
 
+def test_folds_are_judged_by_their_own_configuration(tmp_path):
+    run_folder(tmp_path, run=dict(kind='train', settings=dict(folds=2, config=asdict(TrainConfig(layout='packed', fused=False)))))
+    found = {r.name: r.state for r in status(run=tmp_path).rows}
+    assert found['sequence packing'] == 'on' and found['fused AdamW'] == 'off'
+
 def test_a_run_brings_its_own_gain_and_backends(tmp_path):
     row = lambda claim, p50: dict(variant='+ x', baseline='baseline', claim=claim, ratio=None, ratio_before=dict(p50=p50, low=p50 - .1, high=p50 + .1))
     run_folder(tmp_path, run=dict(title='x'), train_config=asdict(TrainConfig(layout='padded')), ladder=dict(rows=[row('compile', 1.7)]), decisions=[dict(what='attention', value='flash', reason='what really ran')],
