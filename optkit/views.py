@@ -23,7 +23,7 @@ from .data import InputError
 from .forecast import forecast
 from .hardware import Choice, size, slowed_by
 from .hpo import ended, fold_scores, spent
-from .progress import Progress, add_readings, duration, read_progress
+from .progress import Progress, add_readings, duration, read_progress, readings_folder
 from .report import claims, read_committed, row_verdict
 from .storage import open_study, silent, study_problems
 
@@ -280,7 +280,7 @@ class TrainingView(View):
     def look(self):
         now = read_progress(self.folder)
         self.over = now is not None and now.state != 'running'
-        try: self._more(self.folder / 'progress.jsonl')
+        try: self._more(readings_folder(self.folder) / 'progress.jsonl')
         except OSError: pass # none yet
         return now, self.history
 
@@ -305,7 +305,7 @@ class TrainingView(View):
 
     def stop(self):
         "Ask the training to end after its current step; it can be resumed"
-        try: (self.folder / 'stop').touch()
+        try: (readings_folder(self.folder) / 'stop').touch()
         except OSError as exc: raise InputError(f'{self.folder}: cannot be written to ({exc.strerror}), so the run cannot be asked to stop from here') from None
 
 # %% ../nbs/06_views.ipynb #9e070adf

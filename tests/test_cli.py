@@ -211,6 +211,8 @@ def test_the_report_of_a_training_misses_nothing_that_a_training_does_not_write(
         page = (out / 'report.html').read_text('utf-8')
         assert 'not complete' not in page and 'study.json' not in page and 'There is no ladder yet' not in page
         assert ('2 of 2 folds' in page) == bool(words) and ('chose the epoch' in page) != bool(words) and 'loss -0' not in page and '>-0.' not in page
+    capsys.readouterr()
+    assert main(['status', str(out), '--follow']) == 0 and 'finished: step' in capsys.readouterr().out
     (out / 'folds.json').unlink()
     assert main(['report', str(out)]) == 0 and 'not complete: folds.json is missing' in (out / 'report.html').read_text('utf-8')
 
