@@ -1539,15 +1539,18 @@ def optimize(
     records, config, reasons, defaults = recorded_factors(hw.card) if records is None else records, replace(base, **BASELINE), {}, asdict(base) | dict(precision=base.precision or choose_format(hw).value, tf32=bool(choose_tf32(hw, 'bf16').value) if base.tf32 is None else base.tf32)
     if budget_s: config = replace(settle(ready).base, **asdict(config) | dict(physical_batch=ready.base.physical_batch))
     for changes, claim in able:
-        with_, measured = replace(config, **changes), None
+        with_, measured, rounds = replace(config, **changes), None, None
         builds = hw.device == 'cuda' and changes.keys() & {'compile', 'fast'} # takes a minute or two
         if budget_s and with_ != config and not (builds and budget_s < 240):
-            try: measured = asdict(timed_sides(ready, {'without': config, 'with': with_}, budget_s / len(able), check_loss=False)[0].ratio('with'))
+            try: found = timed_sides(ready, {'without': config, 'with': with_}, budget_s / len(able), check_loss=False)[0]
             except Exception as exc: reasons |= dict.fromkeys(changes, Reason(f'could not run here: {_line(exc)[:120]}', 'measured')); continue
+            rounds = found.rounds
+            if rounds >= ENOUGH: measured = asdict(found.ratio('with'))
         factor, file = records.get(claim, (None, ''))
         choice = choose_setting(measured, factor, all(defaults[k] == v for k, v in changes.items()), f' ({file})' if file else '')
         if choice.value: config = with_
-        why = Reason(choice.reason, 'measured' if measured else 'record' if factor else 'default')
+        few = '' if rounds is None or measured else f'{rounds} rounds here are too few to tell; '
+        why = Reason(few + choice.reason, 'measured' if measured else 'record' if factor else 'default')
         reasons |= {k: why for k in changes if choice.value or k not in reasons}
     final = replace(base, **{k: getattr(config, k) for k in {*BASELINE, *reasons, 'physical_batch'}})
     if final.physical_batch != base.physical_batch: reasons['physical_batch'] = Reason('measured here: a whole step did not fit', 'measured')

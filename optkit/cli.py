@@ -112,6 +112,10 @@ def _run(name, work, common, given):
         os.dup2(os.open(os.devnull, os.O_WRONLY), terminal.out.fileno()) # so that Python's last flush finds a place
         return 0
 
+_GIVEN = [] # arguments of the command that runs, which `main` may have been given by other code
+
+def _words(): return shlex.join(['optkit', *_GIVEN])
+
 def _say(text, code, terminal=None):
     print(text, file=sys.stderr)
     if terminal: terminal.log(text, logging.ERROR)
@@ -201,7 +205,7 @@ def _run_job(terminal, make, given):
     from optkit.job import Job
     from optkit.report import render
     config, preset = _job_config(make, given)
-    job = Job(config, progress=not terminal.quiet)
+    job = Job(config, progress=not terminal.quiet, command=_words())
     job.preset = preset
     print(f'{job.config.title}: {job.table}')
     if job.resumed: print(f'{job.folder}: going on with the run that is there')
@@ -282,7 +286,7 @@ def do_train(terminal, **given):
 def _begin_training(run, given):
     from datetime import datetime, timezone
     from optkit.timing import write_json
-    command, p = shlex.join(['optkit', *sys.argv[1:]]), run.engine.precision
+    command, p = _words(), run.engine.precision
     write_json(run.out / 'run.json', dict(version=1, kind='train', title='Training run', command=command, settings={**given, 'config': asdict(run.config)}, fingerprint=run.about,
                                           started=datetime.now(timezone.utc).isoformat(timespec='seconds')))
     write_json(run.out / 'hardware.json', json.loads(run.hardware.to_json()))
@@ -403,7 +407,7 @@ def _bench(args):
     base = TrainConfig(lr=1e-4, effective_batch=args.effective_batch)
     ladder = measure_ladder(model, store, np.arange(args.rows), rungs, base, hardware, args.seconds, loss_steps=20, max_rounds=args.rounds, min_rounds=min(40, args.rounds), width=.01)
     rows = [dict(asdict(r), verdict=_verdict(r, row_verdict)) for r in ladder.records]
-    save_records(out, rows, hardware, shlex.join(['optkit', *sys.argv[1:]]), workload=f'demo mails, {_model_words(args.model)}', note=ladder.note, stopped=ladder.comparison.stopped, confidence=ladder.comparison.confidence)
+    save_records(out, rows, hardware, _words(), workload=f'demo mails, {_model_words(args.model)}', note=ladder.note, stopped=ladder.comparison.stopped, confidence=ladder.comparison.confidence)
     return f'{ladder}\nrecord: {out}', dict(record=str(out), rows=rows)
 
 # %% ../nbs/05a_cli.ipynb #dece96a1
@@ -423,7 +427,7 @@ def _bench_claims(args):
     from optkit.data import InputError
     if args.data and not (args.text and args.label): raise InputError('--data needs --text and --label, the names of its columns')
     data = (args.data, args.text, args.label, args.pair) if args.data else None
-    path = bench(args.workload or 'mine', '10m' if args.budget is None else args.budget, args.out, args.model, data, args.rows, args.max_length, args.effective_batch, set(filter(None, map(str.strip, args.only.split(',')))) if args.only else None, command=shlex.join(['optkit', *sys.argv[1:]]))
+    path = bench(args.workload or 'mine', '10m' if args.budget is None else args.budget, args.out, args.model, data, args.rows, args.max_length, args.effective_batch, set(filter(None, map(str.strip, args.only.split(',')))) if args.only else None, command=_words())
     return f'record: {path}', dict(record=str(path))
 
 def _verdict(record, row_verdict):
@@ -491,6 +495,7 @@ def main(
     argv: list[str] | None = None # arguments; None: of the process
 ) -> int: # exit code: 0 done, 1 failed, 2 bad input, 130 interrupted
     "Run a command"
+    _GIVEN[:] = sys.argv[1:] if argv is None else map(str, argv)
     usage = next(c for c in typer.BadParameter.__mro__ if c.__name__ == 'ClickException')
     try: code = typer.main.get_command(app).main(args=argv, prog_name='optkit', standalone_mode=False)
     except usage as exc: return _bad_usage(exc)

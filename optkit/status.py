@@ -202,7 +202,7 @@ def diff(
 ) -> ConfigDiff:
     "The fields in which two configurations differ"
     same = lambda x, y: x == y or (isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)) and [*x] == [*y])
-    return ConfigDiff(tuple((f.name, x, y, f.name not in CHANGES_NOTHING) for f in fields(TrainConfig) if not same(x := getattr(a, f.name), y := getattr(b, f.name))))
+    return ConfigDiff(tuple((f.name, x, y, f.name not in CHANGES_NOTHING and f.name != 'precision') for f in fields(TrainConfig) if not same(x := getattr(a, f.name), y := getattr(b, f.name))))
 
 # %% ../nbs/05c_status.ipynb #00006e97
 @dataclass(frozen=True)

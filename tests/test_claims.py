@@ -492,6 +492,15 @@ def test_optimize_measures_and_keeps_training_the_same(store):
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in before.items()) and vars(TrainConfig.from_json(found.to_json())) == {k: v for k, v in vars(found).items() if not k.startswith('_')}
 
 
+def test_optimize_takes_nothing_from_a_few_rounds(store, monkeypatch):
+    from types import SimpleNamespace
+    from optkit.timing import Ratio
+    for rounds, found in ((2, 'default'), (5, 'measured')):
+        monkeypatch.setattr('optkit.claims.timed_sides', lambda *_, **__: (SimpleNamespace(rounds=rounds, ratio=lambda name: Ratio(2., 1.9, 2.1)),))
+        made = optimize(example_model(), store, CPU, TrainConfig(effective_batch=8, fused=False), budget=1., records={})
+        assert made.fused == (rounds == 5) and made.reasons['fused'].source == found and ('2 rounds here are too few to tell' in made.reasons['fused'].reason) == (rounds == 2)
+
+
 # --- a GPU's ledger, without one
 
 def rate(p): return dict(p20=p * .9, p50=p, p80=p * 1.1)

@@ -209,6 +209,7 @@ def test_the_report_of_a_training_misses_nothing_that_a_training_does_not_write(
         out = tmp_path / f'run{len(words)}'
         assert main(on_data('train', folder, out, 'epochs=1', 'precision=fp32', 'metric=loss', *words)) == 0
         page = (out / 'report.html').read_text('utf-8')
+        assert read_json(out / 'run.json')['command'].startswith('optkit train --data '), 'whoever called main'
         assert 'not complete' not in page and 'study.json' not in page and 'There is no ladder yet' not in page
         assert ('2 of 2 folds' in page) == bool(words) and ('chose the epoch' in page) != bool(words) and 'loss -0' not in page and '>-0.' not in page
     capsys.readouterr()

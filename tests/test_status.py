@@ -85,6 +85,7 @@ def test_a_preset_is_saved_beside_its_run(tmp_path):
 def test_diff_tells_what_changes_training():
     a, b = TrainConfig(), TrainConfig(lr=1e-3, compile='default', betas=[.9, .999])
     assert {k: c for k, *_, c in a.diff(b).rows} == {'lr': True, 'compile': False} and not a.diff(TrainConfig()) and repr(a.diff(a)) == 'the same'
+    assert a.diff(TrainConfig(precision='bf16', weights='bf16')).rows == (('precision', None, 'bf16', False), ('weights', None, 'bf16', True)), 'products in 16 bits are rounding in the status and in the claims too'
     assert a.diff(b).to_dict()['lr'] == dict(first=5e-5, second=1e-3, changes_training=True)
 
 
