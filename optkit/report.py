@@ -457,6 +457,33 @@ def _control_words(ladder):
     if low <= 1 <= high: return words + '.'
     return words + f': its interval misses 1, so this machine was not steady, and factors closer to 1 than {_factor(max(middle, 1/middle))} mean nothing here.'
 
+# %% ../nbs/05_report.ipynb #0817bf5f
+def _is_training(run): return (run.get('run') or {}).get('kind') == 'train'
+
+def _folds_section(run):
+    folds, metric = run['folds'], run['folds'].get('metric') or 'score'
+    rows = [[_number((o.get('fold') or 0) + 1), _score((o.get('metrics') or {}).get(metric)), _number(o.get('rows')), f"{_number(o.get('best_epoch'))} of {_number(o.get('epochs'))}", _duration(o.get('seconds'))] for o in folds.get('folds') or []]
+    if not rows: return [_note('No fold was finished.')]
+    return [_text(_folds_words(folds)), _table(['Fold', metric, 'Rows evaluated', 'Epoch that was kept', 'Time'], rows, numbers=(0, 1, 2, 3, 4))]
+
+def _folds_words(folds):
+    "What a cross-validation gave, in words"
+    metric, values = folds.get('metric') or 'score', (folds.get('spread') or {}).get(folds.get('metric')) or [None]*4
+    words = f"{len(folds.get('folds') or [])} of {_count(folds.get('planned'), 'fold')}: {metric} {_score(values[0])} on average (standard deviation {_score(values[1])}, {_score(values[2])} to {_score(values[3])})."
+    pooled = (folds.get('pooled') or {}).get(metric)
+    if _finite(pooled): words += f' All rows together, each answered by the fold that did not train on it: {_score(pooled)}.'
+    return words + (f" It ended before the last fold: {folds['stopped']}." if folds.get('stopped') else '')
+
+def _plain_score(train, epoch): return signed(train.get('metric'), epoch['score']) if _finite(epoch.get('score')) else None # a loss is kept as its negative
+
+def _trained_words(run):
+    "What a training gave, in words"
+    train, folds = run['train'], run['folds']
+    if folds: return _folds_words(folds)
+    if not train: return 'The training has not come to its end.'
+    kept = next((o for o in train.get('history') or [] if o.get('epoch') == train.get('best_epoch')), {})
+    return f"{train.get('metric') or 'score'} {_score(_plain_score(train, kept))} on the rows that were held out, at epoch {_number(train.get('best_epoch'))} of {len(train.get('history') or [])}, after {_duration(train.get('seconds'))} of training. These rows chose the epoch, so the score tends to be a little too good."
+
 # %% ../nbs/05_report.ipynb #95a6a873
 def _done_words(run):
     "What was done: machine, rows, trials and time, as far as the run has come"
@@ -645,33 +672,6 @@ def _final_section(run):
     if params := final.get('params'): blocks += [_head('Parameters'), _table(['Parameter', 'Value'], [[name, _number(o)] for name, o in params.items()], numbers=(1,), mid=(0,))]
     if final.get('confusion') and final.get('labels'): blocks += [_head('Where it errs'), _confusion_table(final)]
     return blocks
-
-# %% ../nbs/05_report.ipynb #0817bf5f
-def _is_training(run): return (run.get('run') or {}).get('kind') == 'train'
-
-def _folds_section(run):
-    folds, metric = run['folds'], run['folds'].get('metric') or 'score'
-    rows = [[_number((o.get('fold') or 0) + 1), _score((o.get('metrics') or {}).get(metric)), _number(o.get('rows')), f"{_number(o.get('best_epoch'))} of {_number(o.get('epochs'))}", _duration(o.get('seconds'))] for o in folds.get('folds') or []]
-    if not rows: return [_note('No fold was finished.')]
-    return [_text(_folds_words(folds)), _table(['Fold', metric, 'Rows evaluated', 'Epoch that was kept', 'Time'], rows, numbers=(0, 1, 2, 3, 4))]
-
-def _folds_words(folds):
-    "What a cross-validation gave, in words"
-    metric, values = folds.get('metric') or 'score', (folds.get('spread') or {}).get(folds.get('metric')) or [None]*4
-    words = f"{len(folds.get('folds') or [])} of {_count(folds.get('planned'), 'fold')}: {metric} {_score(values[0])} on average (standard deviation {_score(values[1])}, {_score(values[2])} to {_score(values[3])})."
-    pooled = (folds.get('pooled') or {}).get(metric)
-    if _finite(pooled): words += f' All rows together, each answered by the fold that did not train on it: {_score(pooled)}.'
-    return words + (f" It ended before the last fold: {folds['stopped']}." if folds.get('stopped') else '')
-
-def _plain_score(train, epoch): return signed(train.get('metric'), epoch['score']) if _finite(epoch.get('score')) else None # a loss is kept as its negative
-
-def _trained_words(run):
-    "What a training gave, in words"
-    train, folds = run['train'], run['folds']
-    if folds: return _folds_words(folds)
-    if not train: return 'The training has not come to its end.'
-    kept = next((o for o in train.get('history') or [] if o.get('epoch') == train.get('best_epoch')), {})
-    return f"{train.get('metric') or 'score'} {_score(_plain_score(train, kept))} on the rows that were held out, at epoch {_number(train.get('best_epoch'))} of {len(train.get('history') or [])}, after {_duration(train.get('seconds'))} of training. These rows chose the epoch, so the score tends to be a little too good."
 
 # %% ../nbs/05_report.ipynb #4f93e98c
 def _training_section(run):
