@@ -32,7 +32,8 @@ def noised(
     stays: np.ndarray, # bool, see `framing`
     share: float, # of the others, that change
     by: str, # one of `AUGMENTS`
-    rng: np.random.Generator
+    rng: np.random.Generator,
+    starts=() # positions of the first tokens of rows, which change places with no token of the row before
 ) -> np.ndarray: # int32, the same length
     "Noised tokens of the rows that may change"
     out, free = tokens.copy(), np.flatnonzero(~stays)
@@ -41,7 +42,8 @@ def noised(
         picked = free[rng.random(len(free)) < share]
         out[picked] = tokens[rng.choice(free, len(picked))]
         return out
-    pairs = free[:-1][np.diff(free) == 1] # neighbours that may both move; framing tokens lie between rows
+    pairs = free[:-1][np.diff(free) == 1] # neighbours that may both move
+    pairs = pairs[~np.isin(pairs + 1, starts)] # of one row: not every tokenizer frames its rows
     picked = pairs[rng.random(len(pairs)) < share / 2] # each swap moves two
     picked = picked[np.diff(picked, prepend=-2) > 1] # and none moves twice
     out[picked], out[picked + 1] = tokens[picked + 1], tokens[picked]
@@ -67,5 +69,5 @@ def augmented(
     "A store whose training rows are noised for one epoch"
     if not share: return store
     rows = np.unique(np.asarray(rows))
-    found = noised(store.tokens.cpu().numpy(), framing(store, rows), share, by, np.random.default_rng((seed, epoch)))
+    found = noised(store.tokens.cpu().numpy(), framing(store, rows), share, by, np.random.default_rng((seed, epoch)), store.offsets.cpu().numpy())
     return replace(store, tokens=torch.from_numpy(found).to(store.tokens.device), path=None)

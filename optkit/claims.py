@@ -19,7 +19,7 @@ __all__ = ['VERDICTS', 'VIEWS', 'WORKLOADS', 'TOP', 'SHAPES', 'STUDIES', 'NEEDS'
            'recorded_factors', 'optimize']
 
 # %% ../nbs/05b_claims.ipynb #171f7882
-import copy, gc, json, math, shlex, shutil, signal, sys, threading, time, traceback, warnings
+import copy, gc, json, math, os, shlex, shutil, signal, sys, threading, time, traceback, warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, nullcontext as _nothing
@@ -1254,6 +1254,13 @@ def settle(bench: Bench) -> Bench:
     return bench
 
 # %% ../nbs/05b_claims.ipynb #be9a0b0d
+def _check_place(path):
+    "Raise `InputError` where a ledger could not be written; makes nothing"
+    there = path if path.exists() else next(p for p in path.absolute().parents if p.exists())
+    if there.is_file() and there != path: raise InputError(f'--out {path}: {there} is a file, expected a folder')
+    if not os.access(there, os.W_OK): raise InputError(f'--out {path}: {there} cannot be written to; use --out with another folder')
+
+# %% ../nbs/05b_claims.ipynb #fcb600c0
 def bench(
     workload: str = 'mine', # 'w1', 'w2', 'w3' or 'mine'
     budget='10m', # of this start: '8m', '1h', seconds
@@ -1272,8 +1279,10 @@ def bench(
     if found:
         check_same_run(path, found, asked)
         max_length, effective = found['settings'].get('sized') or (max_length, effective)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _check_place(path)
     ready = ready_bench(workload, hw, budget_s, model, data, rows, max_length, effective)
+    try: path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as exc: raise InputError(f'--out {path}: its folder cannot be made ({exc.strerror})') from None
     origin = provenance(hw, command or shlex.join(['optkit', *sys.argv[1:]])) | dict(workload=ready.words, sized=ready.sized)
     ledger = found or dict(kind=KIND, format=FORMAT, settings=asked | dict(sized=[ready.store.max_length, ready.effective]), rows=[new_row(c) for c in all_claims().values()], ladder=None, starts=[])
     ready.cache |= ledger.get('cache', {})
@@ -1530,15 +1539,18 @@ def optimize(
     records, config, reasons, defaults = recorded_factors(hw.card) if records is None else records, replace(base, **BASELINE), {}, asdict(base) | dict(precision=base.precision or choose_format(hw).value, tf32=bool(choose_tf32(hw, 'bf16').value) if base.tf32 is None else base.tf32)
     if budget_s: config = replace(settle(ready).base, **asdict(config) | dict(physical_batch=ready.base.physical_batch))
     for changes, claim in able:
-        with_, measured = replace(config, **changes), None
+        with_, measured, rounds = replace(config, **changes), None, None
         builds = hw.device == 'cuda' and changes.keys() & {'compile', 'fast'} # takes a minute or two
         if budget_s and with_ != config and not (builds and budget_s < 240):
-            try: measured = asdict(timed_sides(ready, {'without': config, 'with': with_}, budget_s / len(able), check_loss=False)[0].ratio('with'))
+            try: found = timed_sides(ready, {'without': config, 'with': with_}, budget_s / len(able), check_loss=False)[0]
             except Exception as exc: reasons |= dict.fromkeys(changes, Reason(f'could not run here: {_line(exc)[:120]}', 'measured')); continue
+            rounds = found.rounds
+            if rounds >= ENOUGH: measured = asdict(found.ratio('with'))
         factor, file = records.get(claim, (None, ''))
         choice = choose_setting(measured, factor, all(defaults[k] == v for k, v in changes.items()), f' ({file})' if file else '')
         if choice.value: config = with_
-        why = Reason(choice.reason, 'measured' if measured else 'record' if factor else 'default')
+        few = '' if rounds is None or measured else f'{rounds} rounds here are too few to tell; '
+        why = Reason(few + choice.reason, 'measured' if measured else 'record' if factor else 'default')
         reasons |= {k: why for k in changes if choice.value or k not in reasons}
     final = replace(base, **{k: getattr(config, k) for k in {*BASELINE, *reasons, 'physical_batch'}})
     if final.physical_batch != base.physical_batch: reasons['physical_batch'] = Reason('measured here: a whole step did not fit', 'measured')

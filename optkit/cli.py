@@ -30,7 +30,7 @@ class Terminal:
         self.out, self.as_json, self.quiet, self.lines = sys.stdout, as_json, quiet, []
         self.color = not (no_color or as_json or os.environ.get('NO_COLOR')) and self.out.isatty()
         self.handlers, self.stack = [], contextlib.ExitStack()
-        if log_file: self.handlers.append(_log_handler(log_file))
+        if log_file is not None: self.handlers.append(_log_handler(log_file))
 
     def __enter__(self):
         log = logging.getLogger('optkit')
@@ -54,6 +54,7 @@ class Terminal:
 # %% ../nbs/05a_cli.ipynb #00b4645e
 def _log_handler(path):
     from optkit.data import InputError
+    if not path: raise InputError('--log-file is empty; name a file')
     try: handler = logging.FileHandler(path, encoding='utf-8')
     except OSError as exc: raise InputError(f'--log-file {path}: cannot be written to ({exc.strerror}); name a file in a folder that can') from None
     handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
@@ -111,6 +112,10 @@ def _run(name, work, common, given):
         os.dup2(os.open(os.devnull, os.O_WRONLY), terminal.out.fileno()) # so that Python's last flush finds a place
         return 0
 
+_GIVEN = [] # arguments of the command that runs, which `main` may have been given by other code
+
+def _words(): return shlex.join(['optkit', *_GIVEN])
+
 def _say(text, code, terminal=None):
     print(text, file=sys.stderr)
     if terminal: terminal.log(text, logging.ERROR)
@@ -127,7 +132,11 @@ def _split_settings(settings, given, kind):
     from dataclasses import fields
     from optkit.data import InputError
     from optkit.trainer import parse_settings
-    names, own = {text.partition('=')[0].strip(): text for text in settings or ()}, {f.name for f in fields(kind)}
+    names, own = {}, {f.name for f in fields(kind)}
+    for text in settings or ():
+        name = text.partition('=')[0].strip()
+        if name in names and '=' in text: raise InputError(f'{text}: {name} is given twice ({names[name]}); leave one of them out')
+        names[name] = text
     mine = parse_settings([text for name, text in names.items() if name in own], kind)
     if twice := [n for n in mine if given.get(n) is not None]: raise InputError(f"{names[twice[0]]}: {twice[0]} is given as an option too; leave one of them out")
     return {**{k: v for k, v in given.items() if v is not None}, **mine}, tuple(text for name, text in names.items() if name not in own)
@@ -140,9 +149,9 @@ def do_detect(terminal):
     hardware = detect()
     return repr(hardware), json.loads(hardware.to_json())
 
-@command(run=_argument(str, 'run folder', 'RUN'))
+@command(run=_argument(str, 'run folder, or a ledger of claims or its folder', 'RUN'))
 def do_report(terminal, run):
-    "Write report.html of a run folder again"
+    "Write the page of a run folder, or of a ledger of claims, again"
     if Path(run).suffix == '.json' or any(Path(run).glob('*-claims-*.json')):
         from optkit.claims import ledger_page
         page = ledger_page(run)
@@ -196,7 +205,7 @@ def _run_job(terminal, make, given):
     from optkit.job import Job
     from optkit.report import render
     config, preset = _job_config(make, given)
-    job = Job(config, progress=not terminal.quiet)
+    job = Job(config, progress=not terminal.quiet, command=_words())
     job.preset = preset
     print(f'{job.config.title}: {job.table}')
     if job.resumed: print(f'{job.folder}: going on with the run that is there')
@@ -233,6 +242,7 @@ def _training(out, preset, settings, epochs, data, text, label, model, pair, gro
     tokenizer = load_tokenizer(model)
     loaded = load_model(model, table.classes, tokenizer, config.seed)
     longest = model_length(loaded, tokenizer)
+    if max_length is not None and max_length < 3: raise InputError(f'--max-length is {max_length}, expected at least 3: two special tokens and one of the text')
     if (max_length or 0) > longest: raise InputError(f'max_length is {max_length}, the model takes at most {longest} tokens')
     about = dict(kind='train', data=_sha256(data), text=text, label=label, pair=pair, group=group, model=model, max_length=max_length, folds=folds, held_out=held_out,
                  **{k: v for k, v in json.loads(config.to_json()).items() if k not in CHANGES_NOTHING})
@@ -247,6 +257,7 @@ def _splits(table, folds, held_out, seed):
     import numpy as np
     from optkit.data import InputError
     from optkit.folds import check_folds, hold_out, stratified_folds
+    if folds is not None and folds < 2: raise InputError(f'--folds is {folds}, expected at least 2')
     if not 0 < held_out < 1: raise InputError(f'--held-out is {held_out}, expected a share between 0 and 1')
     check_folds(table.labels, table.classes, folds or 2, table.source, held_out=False)
     if folds: return stratified_folds(np.arange(len(table)), table.labels, folds, seed, table.groups)
@@ -271,10 +282,11 @@ def do_train(terminal, **given):
     page = render(run.out)
     return f'{found[0]}\nreport: {page}', dict(folder=str(run.out), report=str(page), **found[1])
 
+# %% ../nbs/05a_cli.ipynb #8e56a0ed
 def _begin_training(run, given):
     from datetime import datetime, timezone
     from optkit.timing import write_json
-    command, p = shlex.join(['optkit', *sys.argv[1:]]), run.engine.precision
+    command, p = _words(), run.engine.precision
     write_json(run.out / 'run.json', dict(version=1, kind='train', title='Training run', command=command, settings={**given, 'config': asdict(run.config)}, fingerprint=run.about,
                                           started=datetime.now(timezone.utc).isoformat(timespec='seconds')))
     write_json(run.out / 'hardware.json', json.loads(run.hardware.to_json()))
@@ -306,15 +318,17 @@ def _stops(trainer):
     finally: signal.signal(signal.SIGINT, before)
 
 def _train_once(terminal, run):
+    from optkit.metrics import signed
     from optkit.trainer import Trainer
     trainer = Trainer(run.engine, run.store, run.config, progress=not terminal.quiet, folder=run.out, tokenizer=run.tokenizer)
     with _stops(trainer): result = trainer.fit(*run.splits[0], resume=run.resumed)
     if result.stopped: raise KeyboardInterrupt
-    return repr(result), dict(metric=run.config.metric, score=abs(result.score), best_epoch=result.best_epoch, epochs=len(result.history), steps=result.steps, seconds=result.seconds)
+    return repr(result), dict(metric=run.config.metric, score=signed(run.config.metric, result.score), best_epoch=result.best_epoch, epochs=len(result.history), steps=result.steps, seconds=result.seconds)
 
 def _train_folds(terminal, run):
     from optkit.folds import cross_validate
-    result = cross_validate(run.engine, run.store, run.splits, run.config, folder=run.out, resume=run.resumed, progress=not terminal.quiet, on_fold=lambda f: print(f'fold {f.fold + 1}: {run.config.metric} {abs(f.score):.4f}'))
+    from optkit.metrics import signed
+    result = cross_validate(run.engine, run.store, run.splits, run.config, folder=run.out, resume=run.resumed, progress=not terminal.quiet, on_fold=lambda f: print(f'fold {f.fold + 1}: {run.config.metric} {signed(run.config.metric, f.score):.4f}'))
     return repr(result), dict(metric=run.config.metric, **{k: v for k, v in result.to_json().items() if k != 'metric'})
 
 # %% ../nbs/05a_cli.ipynb #5b7b4f18
@@ -337,10 +351,20 @@ def _with_preset(name, fields, train):
     return preset.to_dict(), fields, (*train, *(f'{k}={getattr(preset, k)}' for k in preset.reasons if k not in asked and k not in JOB_DECIDES))
 
 # %% ../nbs/05a_cli.ipynb #acca21e5
+def _use_gpu(gpu):
+    "Let this process see one GPU alone. Raises `InputError` where there is none of that name, since it would then work on the CPU."
+    import torch
+    from optkit.data import InputError
+    before = os.environ.get('CUDA_VISIBLE_DEVICES')
+    os.environ['CUDA_VISIBLE_DEVICES'] = gpu # before anything starts CUDA
+    if torch.cuda.is_available(): return
+    os.environ.pop('CUDA_VISIBLE_DEVICES') if before is None else os.environ.update(CUDA_VISIBLE_DEVICES=before)
+    raise InputError(f'--gpu {gpu}: CUDA finds no such GPU here; optkit detect says what there is')
+
 @command(run=_argument(str, 'run folder whose study is running', 'RUN'), gpu=_option(str | None, 'number or UUID of the GPU to use', metavar='GPU'))
 def do_worker(terminal, run, gpu):
     "Run trials of a study that `optkit tune` began, beside it"
-    if gpu is not None: os.environ['CUDA_VISIBLE_DEVICES'] = gpu # before anything starts CUDA
+    if gpu is not None: _use_gpu(gpu)
     from dataclasses import fields
     from optkit.data import InputError
     from optkit.hpo import best_complete, ended
@@ -367,10 +391,12 @@ def _bench(args):
     from optkit.report import row_verdict
     from optkit.timing import save_records
     from optkit.trainer import TrainConfig
-    if args.workload or args.budget or args.data: return _bench_claims(args)
+    if any(o is not None for o in (args.workload, args.budget, args.data)): return _bench_claims(args)
+    if stray := [n for n in ('only', 'text', 'label', 'pair') if getattr(args, n) is not None]: raise InputError(f'--{stray[0]} is for a workload; give --workload too' + (', and --data' if stray[0] != 'only' else ''))
     for name, value in (('max_length', 512), ('effective_batch', 32)): setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     for name, low in (('effective_batch', 1), ('rounds', 5), ('max_length', 8)):
         if getattr(args, name) < low: raise InputError(f'--{name.replace("_", "-")} is {getattr(args, name)}, expected at least {low}')
+    if not 0 < args.seconds < float('inf'): raise InputError(f'--seconds is {args.seconds}, expected more than 0')
     hardware, tokenizer = detect(), load_tokenizer(args.model)
     table = read_table(DEMO_DATA, 'subject', 'label', 'body')
     if not 1 <= args.rows <= len(table): raise InputError(f'--rows is {args.rows}, expected 1 to {len(table)}')
@@ -381,7 +407,7 @@ def _bench(args):
     base = TrainConfig(lr=1e-4, effective_batch=args.effective_batch)
     ladder = measure_ladder(model, store, np.arange(args.rows), rungs, base, hardware, args.seconds, loss_steps=20, max_rounds=args.rounds, min_rounds=min(40, args.rounds), width=.01)
     rows = [dict(asdict(r), verdict=_verdict(r, row_verdict)) for r in ladder.records]
-    save_records(out, rows, hardware, shlex.join(['optkit', *sys.argv[1:]]), workload=f'demo mails, {_model_words(args.model)}', note=ladder.note, stopped=ladder.comparison.stopped, confidence=ladder.comparison.confidence)
+    save_records(out, rows, hardware, _words(), workload=f'demo mails, {_model_words(args.model)}', note=ladder.note, stopped=ladder.comparison.stopped, confidence=ladder.comparison.confidence)
     return f'{ladder}\nrecord: {out}', dict(record=str(out), rows=rows)
 
 # %% ../nbs/05a_cli.ipynb #dece96a1
@@ -401,7 +427,7 @@ def _bench_claims(args):
     from optkit.data import InputError
     if args.data and not (args.text and args.label): raise InputError('--data needs --text and --label, the names of its columns')
     data = (args.data, args.text, args.label, args.pair) if args.data else None
-    path = bench(args.workload or 'mine', args.budget or '10m', args.out, args.model, data, args.rows, args.max_length, args.effective_batch, set(filter(None, map(str.strip, args.only.split(',')))) if args.only else None, command=shlex.join(['optkit', *sys.argv[1:]]))
+    path = bench(args.workload or 'mine', '10m' if args.budget is None else args.budget, args.out, args.model, data, args.rows, args.max_length, args.effective_batch, set(filter(None, map(str.strip, args.only.split(',')))) if args.only else None, command=_words())
     return f'record: {path}', dict(record=str(path))
 
 def _verdict(record, row_verdict):
@@ -434,10 +460,11 @@ def do_status(terminal, words, preset, card, follow):
     from optkit.status import status
     runs, settings = [w for w in words or () if '=' not in w], [w for w in words or () if '=' in w]
     if len(runs) > 1: raise InputError(f'{runs[1]}: one run folder at a time')
+    if follow and (settings or preset or card): raise InputError('--follow shows a run alone; leave out --preset, --card and name=value')
     if follow: return _follow(runs[0] if runs else None)
-    if card and known_gpu(card) is None: raise InputError(f'--card {card}: no such card in the table')
+    if card is not None and known_gpu(card) is None: raise InputError(f'--card {card!r}: no such card in the table')
     config = _train_config(preset, settings, {}) if preset or settings else None
-    found = status(config, runs[0] if runs else None, hardware_with(known_gpu(card)) if card else None)
+    found = status(config, runs[0] if runs else None, hardware_with(known_gpu(card)) if card is not None else None)
     return found.text(terminal.color), found.to_dict()
 
 def _follow(run, every=1.):
@@ -468,6 +495,7 @@ def main(
     argv: list[str] | None = None # arguments; None: of the process
 ) -> int: # exit code: 0 done, 1 failed, 2 bad input, 130 interrupted
     "Run a command"
+    _GIVEN[:] = sys.argv[1:] if argv is None else map(str, argv)
     usage = next(c for c in typer.BadParameter.__mro__ if c.__name__ == 'ClickException')
     try: code = typer.main.get_command(app).main(args=argv, prog_name='optkit', standalone_mode=False)
     except usage as exc: return _bad_usage(exc)

@@ -97,6 +97,7 @@ class Forecast:
         return low / self.workers, high / self.workers
 
     def __repr__(self):
+        if not self.left: return f'{self.done} trials in {_time(self.spent_s)}, none to come'
         head = f'{self.done} trials in {_time(self.spent_s)}, {self.left} to come: '
         if self.mid is None: return head + f'between {_time(self.bounds[0])} and {_time(self.bounds[1])} of GPU time; {self.reason}'
         tried = f'such intervals held {self.coverage:.0%} of {self.backtests} times in this study' if self.backtests else 'not tried yet in this study'

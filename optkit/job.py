@@ -25,6 +25,7 @@ from .fast import keep_compiled
 from .engine import DEMO_MODEL, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
 from .folds import check_folds, hold_out, stratified_folds
 from .hardware import Choice, detect
+from .metrics import signed
 from .hpo import best_complete, confirm, ended, parse_space, sqlite_storage, study_summary, tune
 from .ladder import default_rungs, measure_ladder
 from .precision import attention_ran, choose_precision
@@ -78,7 +79,7 @@ class JobConfig:
         if self.metric not in METRICS: raise InputError(f'metric is {self.metric!r}, expected one of {METRICS}')
         if not 0 < self.lr < math.inf: raise InputError(f'lr is {self.lr}, expected more than 0 and finite')
         if not 0 <= self.seed < 2**32: raise InputError(f'seed is {self.seed}, expected 0 to {2**32 - 1}')
-        _check_train(self.settings)
+        _check_train(self.settings, _own(self))
 
 # %% ../nbs/04b_job.ipynb #3576b096
 JOB_DECIDES = dict.fromkeys(('lr', 'effective_batch', 'metric', 'seed', 'precision', 'epochs', 'layout'), 'has an option of its own in a job; use that') | dict(
@@ -87,9 +88,11 @@ JOB_DECIDES = dict.fromkeys(('lr', 'effective_batch', 'metric', 'seed', 'precisi
 @patch(as_prop=True)
 def settings(self: JobConfig) -> dict: return parse_settings(self.train) # of `train`
 
-def _check_train(settings):
+def _own(c): return dict(lr=c.lr, effective_batch=c.effective_batch, metric=c.metric, seed=c.seed, precision=c.precision, layout=c.layout)
+
+def _check_train(settings, own):
     if taken := [n for n in settings if n in JOB_DECIDES]: raise InputError(f'{taken[0]}={settings[taken[0]]}: {JOB_DECIDES[taken[0]]}')
-    try: TrainConfig(**settings)
+    try: TrainConfig(**own | settings) # both together: each alone may be right
     except ValueError as exc: raise InputError(str(exc)) from None
 
 # %% ../nbs/04b_job.ipynb #e2375ff9
@@ -327,7 +330,7 @@ def _took(self: Job, name, seconds):
 # %% ../nbs/04b_job.ipynb #f646f04b
 @patch
 def _base(self: Job, **changes): # configuration of the first training and the first trial
-    return TrainConfig(**dict(lr=self.config.lr, effective_batch=self.config.effective_batch, metric=self.config.metric, seed=self.config.seed, precision=self.config.precision, layout=self.config.layout) | self.config.settings | changes)
+    return TrainConfig(**_own(self.config) | self.config.settings | changes)
 
 @patch
 def _engine_now(self: Job): # one engine for the whole job
@@ -468,7 +471,7 @@ def _search(self: Job, on_trial=None): # run trials of the study until enough ha
     searched = self.space.get('epochs')
     most = max(searched.choices) if hasattr(searched, 'choices') else searched.high if searched else epochs
     with tqdm(total=len(folds) * most, desc='trial', unit='epoch', disable=not self.progress, leave=False) as bar:
-        def on_epoch(fold, epoch, value): bar.n = fold * most + epoch; bar.set_postfix(fold=fold + 1, score=f'{abs(value):.3f}'); bar.refresh()
+        def on_epoch(fold, epoch, value): bar.n = fold * most + epoch; bar.set_postfix(fold=fold + 1, score=f'{signed(c.metric, value):.3f}'); bar.refresh()
         runner = fold_runner(self._engine_now(), store, folds, self._base(epochs=epochs, **self._sizes()))
         if c.layout != 'packed': runner.physical_batch = self._batch['physical'] # out of memory: the same trial with less
         study = tune(runner, self.space, self._trials(), folds=c.folds, epochs=most, strategy=as_strategy(c.strategy), storage=storage, name='optkit', seed=c.seed, progress=self.progress, say=self.say,
@@ -484,7 +487,7 @@ def _do_study(self: Job):
     study = self._search(lambda study, _: write_json(self.path('study_so_far'), summarise(study)))
     self.path('study_so_far').unlink(missing_ok=True)
     if (best := best_complete(study)) is None: self.say('study: no trial ran all folds')
-    else: self.say(f'study: best {self.config.metric} {abs(best.value):.4f} (trial {best.number}), {", ".join(f"{k}={v:.3g}" for k, v in best.params.items() if isinstance(v, (int, float)))}')
+    else: self.say(f'study: best {self.config.metric} {signed(self.config.metric, best.value):.4f} (trial {best.number}), {", ".join(f"{k}={v:.3g}" for k, v in best.params.items() if isinstance(v, (int, float)))}')
     for later in ('confirm', 'final'): self.path(later).unlink(missing_ok=True) # more trials may have another winner
     return summarise(study)
 
@@ -584,7 +587,7 @@ def _do_final(self: Job):
     final = _final(logits, labels, best, config, self.table, search) | dict(fresh_score=next(r['fresh'] for r in again['rows'] if r['number'] == winner) if again else None)
     self.say(f"held out: {config.metric} {final['score']:.4f} [{final['interval'][0]:.4f}, {final['interval'][1]:.4f}] on {len(held)} rows that the search never saw; "
              f"accuracy {final['accuracy']:.4f}, always the commonest label {final['majority_accuracy']:.4f}"
-             + (f"; trial {winner} had {abs(best['value']):.4f} in the search and {abs(final['fresh_score'] or math.nan):.4f} on new folds" if again else ''))
+             + (f"; trial {winner} had {best['value']:.4f} in the search and {math.nan if final['fresh_score'] is None else final['fresh_score']:.4f} on new folds" if again else ''))
     return final
 
 def _final(logits, labels, best, config, table, search):

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 
 import optkit
 from .hardware import Choice
+from .metrics import signed
 from .timing import load_records
 
 # %% ../nbs/05_report.ipynb #57daca87
@@ -108,14 +109,21 @@ def verdict(
 
 # %% ../nbs/05_report.ipynb #0089b77d
 FILES = {'run': dict, 'hardware': dict, 'decisions': list, 'data': dict, 'speed': dict, 'batch': dict, 'train': dict,
-         'study': dict, 'ladder': dict, 'final': dict, 'timings': dict}
+         'study': dict, 'ladder': dict, 'final': dict, 'timings': dict, 'folds': dict}
+
+def _expected(run):
+    "The files that a run of this kind writes: a job all, a training or cross-validation (`kind` in run.json) its own"
+    run = run or {}
+    if run.get('kind') != 'train': return {*FILES} - {'folds'}
+    settings = run.get('settings')
+    return {'run', 'hardware', 'decisions', 'folds' if isinstance(settings, dict) and settings.get('folds') else 'train'}
 
 def load_run(
     folder # a run folder
 ) -> tuple: # the files' contents by name (None where missing or broken), and what is wrong by name
     "The JSON files of a run folder, as far as they are there"
     folder, found, wrong = Path(folder), {}, {}
-    if not folder.is_dir(): raise FileNotFoundError(f'no run folder {str(folder)!r}: give the folder that `optkit demo` or `optkit tune` wrote')
+    if not folder.is_dir(): raise FileNotFoundError(f'no run folder {str(folder)!r}: give the folder that `optkit demo`, `optkit tune` or `optkit train` wrote')
     for name, kind in FILES.items():
         found[name] = None
         try:
@@ -123,7 +131,8 @@ def load_run(
             if isinstance(content, str): content = json.loads(content)   # a file of JSON text that was written as JSON
             if not isinstance(content, kind): raise ValueError(f'it holds a {type(content).__name__}, expected a {kind.__name__}')
             found[name] = content
-        except FileNotFoundError: wrong[name] = f'{name}.json is not there: the run has not come that far, or was started without this part.'
+        except FileNotFoundError:
+            if name in _expected(found['run']): wrong[name] = f'{name}.json is not there: the run has not come that far, or was started without this part.'
         except (OSError, ValueError) as exc: wrong[name] = f'{name}.json cannot be read: {exc}'
     return found, wrong
 
@@ -448,6 +457,33 @@ def _control_words(ladder):
     if low <= 1 <= high: return words + '.'
     return words + f': its interval misses 1, so this machine was not steady, and factors closer to 1 than {_factor(max(middle, 1/middle))} mean nothing here.'
 
+# %% ../nbs/05_report.ipynb #0817bf5f
+def _is_training(run): return (run.get('run') or {}).get('kind') == 'train'
+
+def _folds_section(run):
+    folds, metric = run['folds'], run['folds'].get('metric') or 'score'
+    rows = [[_number((o.get('fold') or 0) + 1), _score((o.get('metrics') or {}).get(metric)), _number(o.get('rows')), f"{_number(o.get('best_epoch'))} of {_number(o.get('epochs'))}", _duration(o.get('seconds'))] for o in folds.get('folds') or []]
+    if not rows: return [_note('No fold was finished.')]
+    return [_text(_folds_words(folds)), _table(['Fold', metric, 'Rows evaluated', 'Epoch that was kept', 'Time'], rows, numbers=(0, 1, 2, 3, 4))]
+
+def _folds_words(folds):
+    "What a cross-validation gave, in words"
+    metric, values = folds.get('metric') or 'score', (folds.get('spread') or {}).get(folds.get('metric')) or [None]*4
+    words = f"{len(folds.get('folds') or [])} of {_count(folds.get('planned'), 'fold')}: {metric} {_score(values[0])} on average (standard deviation {_score(values[1])}, {_score(values[2])} to {_score(values[3])})."
+    pooled = (folds.get('pooled') or {}).get(metric)
+    if _finite(pooled): words += f' All rows together, each answered by the fold that did not train on it: {_score(pooled)}.'
+    return words + (f" It ended before the last fold: {folds['stopped']}." if folds.get('stopped') else '')
+
+def _plain_score(train, epoch): return signed(train.get('metric'), epoch['score']) if _finite(epoch.get('score')) else None # a loss is kept as its negative
+
+def _trained_words(run):
+    "What a training gave, in words"
+    train, folds = run['train'], run['folds']
+    if folds: return _folds_words(folds)
+    if not train: return 'The training has not come to its end.'
+    kept = next((o for o in train.get('history') or [] if o.get('epoch') == train.get('best_epoch')), {})
+    return f"{train.get('metric') or 'score'} {_score(_plain_score(train, kept))} on the rows that were held out, at epoch {_number(train.get('best_epoch'))} of {len(train.get('history') or [])}, after {_duration(train.get('seconds'))} of training. These rows chose the epoch, so the score tends to be a little too good."
+
 # %% ../nbs/05_report.ipynb #95a6a873
 def _done_words(run):
     "What was done: machine, rows, trials and time, as far as the run has come"
@@ -470,6 +506,7 @@ def _device(hardware):
 
 def _found(run):
     "The headline's items"
+    if _is_training(run): return [{'kind': 'list', 'items': [_trained_words(run), _done_words(run)]}]
     ladder, study, final = run['ladder'], run['study'] or {}, run['final']
     items = [_final_words(final, final.get('trial', study.get('best'))) if final else 'There is no held-out score yet: no best trial was trained again.']
     items += [_ladder_words(ladder), _control_words(ladder)] if ladder else ['There is no ladder yet: no speedup was measured.']
@@ -636,14 +673,15 @@ def _final_section(run):
     if final.get('confusion') and final.get('labels'): blocks += [_head('Where it errs'), _confusion_table(final)]
     return blocks
 
+# %% ../nbs/05_report.ipynb #4f93e98c
 def _training_section(run):
     train, metric = run['train'], run['train'].get('metric') or 'score'
     if not train.get('history'): return [_note('No epoch was finished.')]
     end = 'Training stopped early, since the validation score no longer got better.' if train.get('stopped_early') else 'Training ran through all of its epochs.'
     names = [('epoch', 'Epoch'), ('train_loss', 'Training loss'), ('valid_loss', 'Validation loss'), ('score', f'Validation {metric}')]
-    rows = [[_number(o.get(name), 4) for name, _ in names] for o in train['history']]
+    rows = [[_number(_plain_score(train, o) if name == 'score' else o.get(name), 4) for name, _ in names] for o in train['history']]
     marks = ['best' if o.get('epoch') == train.get('best_epoch') else '' for o in train['history']]
-    return [_text(f"{end} Epoch {_number(train.get('best_epoch'))} was kept."), _drawing(training_figure(train), 'training', 'Losses of one training before the study, with the parameters chosen by default.'),
+    return [_text(f"{end} Epoch {_number(train.get('best_epoch'))} was kept."), _drawing(training_figure(train), 'training', 'Losses of the training.' if _is_training(run) else 'Losses of one training before the study, with the parameters chosen by default.'),
             _table([o for _, o in names], rows, marks, numbers=(0, 1, 2, 3))]
 
 # %% ../nbs/05_report.ipynb #187e547a
@@ -697,8 +735,12 @@ def _attempt(build, run, what):
     try: return build(run)
     except Exception as exc: return [_note(f'{what} cannot be shown: its file holds something unexpected ({type(exc).__name__}: {exc}).')]
 
+_FOLDS = ('folds', 'Folds', ('folds',), _folds_section)
+
 def _sections(run, wrong):
-    for name, title, needs, build in SECTIONS:
+    "Those whose files a run of this kind writes"
+    for name, title, needs, build in (*SECTIONS[:-1], _FOLDS, SECTIONS[-1]):
+        if not {*needs} <= _expected(run['run']): continue
         lacking = [wrong[o] for o in needs if o in wrong]
         yield {'id': name, 'title': title, 'blocks': [_note(o) for o in lacking] or _attempt(build, run, title)}
 

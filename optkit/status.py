@@ -202,7 +202,7 @@ def diff(
 ) -> ConfigDiff:
     "The fields in which two configurations differ"
     same = lambda x, y: x == y or (isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)) and [*x] == [*y])
-    return ConfigDiff(tuple((f.name, x, y, f.name not in CHANGES_NOTHING) for f in fields(TrainConfig) if not same(x := getattr(a, f.name), y := getattr(b, f.name))))
+    return ConfigDiff(tuple((f.name, x, y, f.name not in CHANGES_NOTHING and f.name != 'precision') for f in fields(TrainConfig) if not same(x := getattr(a, f.name), y := getattr(b, f.name))))
 
 # %% ../nbs/05c_status.ipynb #00006e97
 @dataclass(frozen=True)
@@ -250,6 +250,7 @@ def _tf32(f):
 def _attention(f):
     asked, ran = f.config.attention, f.decided('attention')
     if ran and ran['value'] not in ("the model's own", 'math'): return 'on', f"{ran['value']} ran in a step of this run"
+    if ran and ran['value'] == 'math': return 'n/a', f"the model calls torch's attention, which took no fused kernel for a step of this run: {ran['reason']}" # asking for it again changes nothing
     if ran: return 'off', f"{ran['value']} ran in a step of this run: {ran['reason']}"
     if (asked or f.loaded) == 'eager': return 'off', 'the plain attention was asked for' if asked else 'the model was loaded with the plain attention'
     if asked or f.loaded: return 'on', f'{asked} was asked for' if asked else f'the model was loaded with {f.loaded}'
@@ -462,7 +463,7 @@ def read_run(folder) -> dict: # files by name, and 'progress'
 def _config_of(run):
     "The configuration that a run folder holds; the defaults where there is none"
     known = {f.name for f in fields(TrainConfig)}
-    values = run.get('train_config') or (run.get('train') or {}).get('config') or {}
+    values = run.get('train_config') or (run.get('train') or {}).get('config') or ((run.get('run') or {}).get('settings') or {}).get('config') or {} # folds have theirs below
     return TrainConfig(**{k: v for k, v in values.items() if k in known})
 
 # %% ../nbs/05c_status.ipynb #e7d79104

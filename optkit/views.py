@@ -23,7 +23,7 @@ from .data import InputError
 from .forecast import forecast
 from .hardware import Choice, size, slowed_by
 from .hpo import ended, fold_scores, spent
-from .progress import Progress, add_readings, duration, read_progress
+from .progress import Progress, add_readings, duration, read_progress, readings_folder
 from .report import claims, read_committed, row_verdict
 from .storage import open_study, silent, study_problems
 
@@ -280,7 +280,7 @@ class TrainingView(View):
     def look(self):
         now = read_progress(self.folder)
         self.over = now is not None and now.state != 'running'
-        try: self._more(self.folder / 'progress.jsonl')
+        try: self._more(readings_folder(self.folder) / 'progress.jsonl')
         except OSError: pass # none yet
         return now, self.history
 
@@ -305,7 +305,7 @@ class TrainingView(View):
 
     def stop(self):
         "Ask the training to end after its current step; it can be resumed"
-        try: (self.folder / 'stop').touch()
+        try: (readings_folder(self.folder) / 'stop').touch()
         except OSError as exc: raise InputError(f'{self.folder}: cannot be written to ({exc.strerror}), so the run cannot be asked to stop from here') from None
 
 # %% ../nbs/06_views.ipynb #9e070adf
@@ -407,6 +407,7 @@ class StudyView(View):
         inode = self.file.stat().st_ino if self.file.is_file() else None
         if self.study is None or inode != self.inode: self.study, self.inode = open_study(self.path, self.name), inode # also where a fresh study took its place
         with study_problems(self.file): rows, self.settings, self.maximise = trial_rows(self.study), self.study.user_attrs.get('optkit', {}), self.study.direction.name == 'MAXIMIZE'
+        self.sign = -1 if self.maximise and all((r['value'] or 0) <= 0 for r in rows) else 1 # a loss is searched for as its negative; another metric has either sign
         done = sum(r['state'] != 'running' for r in rows)
         if done != self.known[0]: self.known = done, _importance(self.study, rows), self._ahead(done) # only a trial that ended changes them
         self.over = self.n_trials is not None and done >= self.n_trials
@@ -427,7 +428,7 @@ class StudyView(View):
         count = {s: sum(r['state'] == s for r in rows) for s in ('complete', 'stopped', 'failed', 'running')}
         said = [f"{sum(count.values()) - count['running']}{f' of {self.n_trials}' if self.n_trials else ''} trials: " + ', '.join(f'{n} {s}' for s, n in count.items() if n)]
         said += [f"running: trial {r['number']} at fold {r['fold']} of {self.settings.get('folds', 1)}, epoch {r['epoch']} of {self.settings.get('epochs') or 'n/a'}" for r in rows if r['state'] == 'running']
-        if best: said.append(f"best: trial {best['number']} with {abs(best['value']):.4f} over {len(best['folds']) or 1} folds; " + ', '.join(f'{k}={v:.3g}' if isinstance(v, float) else f'{k}={v}' for k, v in best['params'].items()))
+        if best: said.append(f"best: trial {best['number']} with {self.plain(best['value']):.4f} over {len(best['folds']) or 1} folds; " + ', '.join(f'{k}={v:.3g}' if isinstance(v, float) else f'{k}={v}' for k, v in best['params'].items()))
         if self.known[1]: said.append('what mattered: ' + ', '.join(f'{k} {v:.2f}' for k, v in self.known[1].items()))
         if self.upto is None and self.state[1]: said.append(f'forecast: {self.state[1]}')
         return '\n'.join([*said, *(['paused'] if self._flag('pause').exists() else []), *([self.problem] if self.problem else [])])
@@ -435,6 +436,11 @@ class StudyView(View):
     def _flag(self, what): return self.file.with_name(f'{self.file.name}.{what}')
 
 # %% ../nbs/06_views.ipynb #6b2dd5f1
+@patch
+def plain(self: StudyView, value):
+    "A value as it is read"
+    return self.sign * value
+
 def _ask(view, what, on=True):
     "Put a file beside the study, or take it away"
     try: view._flag(what).touch() if on else view._flag(what).unlink(missing_ok=True)
@@ -466,7 +472,7 @@ def _best_line(view):
     for r in view.rows():
         if r['state'] != 'complete' or r['value'] is None: continue
         best = r['value'] if best is None else (max if view.maximise else min)(best, r['value'])
-        at.append(r['number']); values.append(abs(best))
+        at.append(r['number']); values.append(view.plain(best))
     return at, values
 
 def _reached(view):
@@ -479,7 +485,7 @@ SHOWN_CURVES = 100 # trials, the last ones, whose curves a view shows
 
 def _curves(view):
     "Values by epoch, a line for each fold: those of the trials, and those of the best"
-    best, lines = view.best(), lambda trials: [[v for r in trials for c in r['curves'] for v in (*f(c), None)] for f in (lambda c: range(1, len(c) + 1), lambda c: map(abs, c))]
+    best, lines = view.best(), lambda trials: [[v for r in trials for c in r['curves'] for v in (*f(c), None)] for f in (lambda c: range(1, len(c) + 1), lambda c: map(view.plain, c))]
     return lines([r for r in view.rows()[-SHOWN_CURVES:] if r is not best]), lines([best] if best else [])
 
 # %% ../nbs/06_views.ipynb #b2e844cd
@@ -489,7 +495,7 @@ def _draw_study(view):
     (left, course), (right, middle) = figure.subplots(2, 2, width_ratios=[1.7, 1], height_ratios=[1.7, 1])
     for state, (mark, _, color) in _MARKS.items():
         found = [r for r in view.rows() if r['state'] == state and r['value'] is not None]
-        if found: left.plot([r['number'] for r in found], [abs(r['value']) for r in found], mark, color=color, label=state, mfc='none' if state == 'running' else color)
+        if found: left.plot([r['number'] for r in found], [view.plain(r['value']) for r in found], mark, color=color, label=state, mfc='none' if state == 'running' else color)
     left.plot(*_best_line(view), color=GREEN, drawstyle='steps-post', label='best so far'); left.set(xlabel='trial', ylabel='value'); left.legend(fontsize=7)
     some = lambda values: [math.nan if v is None else v for v in values]
     for (x, y), style in zip(_curves(view), (dict(color=GREY, lw=.6, alpha=.6, label='a fold of a trial'), dict(color=GREEN, lw=1.5, label='of the best trial'))): course.plot(some(x), some(y), marker='.', ms=3, **style)
@@ -502,7 +508,7 @@ def _draw_study(view):
     return figure
 
 # %% ../nbs/06_views.ipynb #14bc0ca0
-def _hover(r): return f"trial {r['number']}, {r['state']}<br>{', '.join(f'{k}={v:.3g}' if isinstance(v, float) else f'{k}={v}' for k, v in r['params'].items())}<br>folds: {', '.join(f'{abs(v):.3f}' for v in r['folds']) or 'none ended'}, {r['rungs']} epochs, {r['seconds']:.0f} s<br>{escape(r['reason'][:120])}"
+def _hover(view, r): return f"trial {r['number']}, {r['state']}<br>{', '.join(f'{k}={v:.3g}' if isinstance(v, float) else f'{k}={v}' for k, v in r['params'].items())}<br>folds: {', '.join(f'{view.plain(v):.3f}' for v in r['folds']) or 'none ended'}, {r['rungs']} epochs, {r['seconds']:.0f} s<br>{escape(r['reason'][:120])}"
 
 def _study_widgets(view):
     import ipywidgets as w
@@ -534,7 +540,7 @@ def _study_refresh(view, slide=True):
     with view.plot.batch_update():
         for trace, state in zip(view.plot.data, _MARKS):
             found = [r for r in rows if r['state'] == state and r['value'] is not None]
-            trace.x, trace.y, trace.text = [r['number'] for r in found], [abs(r['value']) for r in found], [_hover(r) for r in found]
+            trace.x, trace.y, trace.text = [r['number'] for r in found], [view.plain(r['value']) for r in found], [_hover(view, r) for r in found]
         view.plot.data[4].x, view.plot.data[4].y = _best_line(view)
         view.plot.data[5].x, view.plot.data[5].y = _reached(view)
         for trace, (x, y) in zip(view.plot.data[7:], _curves(view)): trace.x, trace.y = x, y

@@ -1,9 +1,10 @@
 "Augmentation: only rows to train on, only where it is asked for, the same for the same seed"
 import numpy as np
 import pytest
+import torch
 
-from optkit.augment import AUGMENTS, augmented, framing
-from optkit.data import InputError, example_table, tokenise, word_tokenizer
+from optkit.augment import AUGMENTS, augmented, framing, noised
+from optkit.data import InputError, TokenStore, example_table, tokenise, word_tokenizer
 from optkit.engine import example_model
 from optkit.folds import stratified_folds
 from optkit.hardware import detect
@@ -77,3 +78,14 @@ def test_what_cannot_be_noised_is_refused_before_anything_runs(tmp_path):
         with pytest.raises(InputError, match='augment'): check_augment(.1, 'swap', store, device)
         check_augment(0., 'swap', store, device)
     assert TrainConfig().augment == 0 and 'augment' not in CHANGES_NOTHING
+
+
+def test_rows_without_frames_swap_no_token_with_their_neighbours():
+    tokens, offsets = np.arange(40, dtype=np.int32), np.arange(0, 41, 4)
+    out = noised(tokens, np.zeros(40, dtype=bool), .9, 'swap', np.random.default_rng(0), offsets)
+    assert (out != tokens).any() and all(sorted(out[a:b]) == [*range(a, b)] for a, b in zip(offsets, offsets[1:]))
+    lengths = np.full(10, 4)
+    store = TokenStore(torch.from_numpy(tokens), torch.from_numpy(offsets), labels=torch.zeros(10, dtype=torch.long), type_ids=None, lengths=lengths, classes=('a', 'b'), max_length=4, pad_id=0, full_lengths=lengths)
+    for epoch in range(1, 6):
+        made = augmented(store, np.arange(10), .9, 'swap', 0, epoch).tokens.numpy()
+        assert all(sorted(made[a:b]) == [*range(a, b)] for a, b in zip(offsets, offsets[1:]))

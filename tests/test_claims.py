@@ -308,7 +308,14 @@ def test_a_ledger_of_another_run_is_left_alone(tmp_path):
 def test_bad_input_writes_nothing(tmp_path, settings):
     out = tmp_path / 'run'
     with pytest.raises(InputError) as said: bench(**dict(workload='mine', budget='10s', out=out, hardware=CPU) | settings)
-    assert len(str(said.value).splitlines()) <= 2 and not [*out.glob('*')]
+    assert len(str(said.value).splitlines()) <= 2 and not out.exists()
+
+
+@pytest.mark.parametrize('out', ['file/run', 'file/run/a.json', 'file/a.json'])
+def test_a_ledger_that_could_not_be_written_is_said_before_anything_is_measured(tmp_path, out, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setattr('optkit.claims.ready_bench', lambda *_: pytest.fail('it was built'))
+    with pytest.raises(InputError, match='is a file, expected a folder'): bench('mine', '10s', tmp_path / out, hardware=CPU)
 
 
 def test_where_the_ledger_lies(tmp_path):
@@ -483,6 +490,15 @@ def test_optimize_measures_and_keeps_training_the_same(store):
     found = optimize(model, store, detect(), TrainConfig(effective_batch=8), budget=4., records={})
     assert any(r.source == 'measured' and 'measured here' in r.reason for r in found.reasons.values()) and found.replace(lr=1e-3).reasons['layout'] == found.reasons['layout'] and (found.weights, found.fp8, found.adapter, found.optimizer) == (None, False, None, 'adamw') and found.layout != 'grouped'
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in before.items()) and vars(TrainConfig.from_json(found.to_json())) == {k: v for k, v in vars(found).items() if not k.startswith('_')}
+
+
+def test_optimize_takes_nothing_from_a_few_rounds(store, monkeypatch):
+    from types import SimpleNamespace
+    from optkit.timing import Ratio
+    for rounds, found in ((2, 'default'), (5, 'measured')):
+        monkeypatch.setattr('optkit.claims.timed_sides', lambda *_, **__: (SimpleNamespace(rounds=rounds, ratio=lambda name: Ratio(2., 1.9, 2.1)),))
+        made = optimize(example_model(), store, CPU, TrainConfig(effective_batch=8, fused=False), budget=1., records={})
+        assert made.fused == (rounds == 5) and made.reasons['fused'].source == found and ('2 rounds here are too few to tell' in made.reasons['fused'].reason) == (rounds == 2)
 
 
 # --- a GPU's ledger, without one

@@ -88,6 +88,8 @@ def test_any_field_by_name_and_a_preset(folder, tmp_path, capsys):
 
 BAD = {'an unknown field': (['lrr=1'], "did you mean 'lr'?"), 'no value': (['lr'], 'expected name=value'), 'another kind': (['epochs=two'], 'epochs=two: expected int'), 'a value out of range': (['warmup=2'], 'warmup is 2'),
        'given twice': (['--epochs', '2', 'epochs=3'], 'given as an option too'), 'an unknown card': (['--preset', 'gtx1'], 'no such card'), 'too few groups': (['--folds', '99', '--group', 'g'], '99'),
+       'given twice by name': (['lr=1e-4', 'lr=2e-4'], 'lr is given twice'), 'no mode of torch.compile': (['compile=bogus'], "compile is 'bogus'"), 'a seed below zero': (['--seed', '-1'], 'seed is -1'),
+       'no fold at all': (['--folds', '0'], '--folds is 0'), 'no token at all': (['--max-length', '0'], '--max-length is 0'), 'a log file without a name': (['--log-file', ''], '--log-file is empty'),
        'a share above one': (['--held-out', '1.5'], '--held-out is 1.5'), 'TF32 without a GPU': (['tf32=true', 'precision=fp32'], 'TF32'), 'rows longer than the model': (['--max-length', '9999'], 'takes at most')}
 
 @pytest.mark.parametrize('name', BAD)
@@ -182,11 +184,47 @@ def test_a_worker_without_a_study(tmp_path, capsys, make, said):
     assert main(['worker', str(tmp_path)]) == 2 and said in capsys.readouterr().err
 
 
+def test_a_worker_never_goes_to_the_cpu_because_its_gpu_is_not_there(tmp_path):
+    words = ['worker', str(tmp_path), '--gpu', '99']
+    said = subprocess.run([sys.executable, '-m', 'optkit.cli', *words], cwd=ROOT, env=dict(os.environ, PYTHONPATH=str(ROOT)), capture_output=True, text=True)
+    assert said.returncode == 2 and '--gpu 99: CUDA finds no such GPU' in said.stderr and not said.stdout
+
+
+def test_a_score_below_zero_keeps_its_sign():
+    from optkit.trainer import Epoch, FitResult
+    for metric, score, said in (('matthews', -.25, 'matthews -0.2500'), ('loss', -.5, 'loss 0.5000')):
+        result = FitResult(score, 1, [Epoch(1, .6, .5, score, {}, 1., 1., 1.)], False, 1, 1., TrainConfig(metric=metric))
+        assert said in repr(result) and f'<td>{said.split()[1]}</td>' in result._repr_html_()
+
+
+def test_an_empty_budget_is_none(tmp_path, capsys):
+    assert main(['bench', '--workload', 'mine', '--budget', '', '--out', str(tmp_path / 'bench')]) == 2 and 'budget is' in capsys.readouterr().err
+    assert main(['bench', '--seconds', '-1', '--out', str(tmp_path / 'bench.json')]) == 2 and '--seconds is -1' in capsys.readouterr().err
+    for more in (['--only', 'bf16'], ['--text', 'a']): assert main(['bench', *more, '--out', str(tmp_path / 'bench.json')]) == 2 and f'{more[0]} is for a workload' in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_report_of_a_training_misses_nothing_that_a_training_does_not_write(folder, tmp_path, capsys):
+    for words in ((), ('--folds', '2')):
+        out = tmp_path / f'run{len(words)}'
+        assert main(on_data('train', folder, out, 'epochs=1', 'precision=fp32', 'metric=loss', *words)) == 0
+        page = (out / 'report.html').read_text('utf-8')
+        assert read_json(out / 'run.json')['command'].startswith('optkit train --data '), 'whoever called main'
+        assert 'not complete' not in page and 'study.json' not in page and 'There is no ladder yet' not in page
+        assert ('2 of 2 folds' in page) == bool(words) and ('chose the epoch' in page) != bool(words) and 'loss -0' not in page and '>-0.' not in page
+    capsys.readouterr()
+    assert main(['status', str(out), '--follow']) == 0 and 'finished: step' in capsys.readouterr().out
+    (out / 'folds.json').unlink()
+    assert main(['report', str(out)]) == 0 and 'not complete: folds.json is missing' in (out / 'report.html').read_text('utf-8')
+
+
 def test_follow_prints_where_a_run_stands(folder, tmp_path, capsys):
     assert main(on_data('train', folder, tmp_path / 'run', 'epochs=1', 'precision=fp32')) == 0
     capsys.readouterr()
     assert main(['status', str(tmp_path / 'run'), '--follow']) == 0 and 'finished: step' in capsys.readouterr().out
     assert main(['status', str(tmp_path / 'none'), '--follow']) == 2 and main(['status', '--follow']) == 2
+    capsys.readouterr()
+    assert main(['status', str(tmp_path / 'run'), '--follow', 'compile=default']) == 2 and 'shows a run alone' in capsys.readouterr().err
 
 
 def test_colours_only_where_a_terminal_is(monkeypatch, capsys):

@@ -72,6 +72,7 @@ def test_a_forecast_of_a_study():
     assert sum(p['trials'] for p in found.profile) == 60 and sum(p['share'] for p in found.profile) == pytest.approx(1) and [p['folds'] for p in found.profile][-1] == '3 of 3'
     short = forecast(study, 4000)
     assert short.mid is None and not short.useful and 'too few trials' in repr(short) and short.wall() == short.bounds
+    assert repr(forecast(study, 10)).endswith(', none to come')
     assert forecast(study, 60).mid == 0 and forecast(study, 10).left == 0 and forecast(study).left == 60
 
 

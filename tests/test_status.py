@@ -85,6 +85,7 @@ def test_a_preset_is_saved_beside_its_run(tmp_path):
 def test_diff_tells_what_changes_training():
     a, b = TrainConfig(), TrainConfig(lr=1e-3, compile='default', betas=[.9, .999])
     assert {k: c for k, *_, c in a.diff(b).rows} == {'lr': True, 'compile': False} and not a.diff(TrainConfig()) and repr(a.diff(a)) == 'the same'
+    assert a.diff(TrainConfig(precision='bf16', weights='bf16')).rows == (('precision', None, 'bf16', False), ('weights', None, 'bf16', True)), 'products in 16 bits are rounding in the status and in the claims too'
     assert a.diff(b).to_dict()['lr'] == dict(first=5e-5, second=1e-3, changes_training=True)
 
 
@@ -138,6 +139,11 @@ def run_folder(path, **files):
     for name, content in files.items(): write_progress(path / 'progress.json', content) if name == 'progress' else write_json(path / f'{name}.json', content)
     return path
 
+def test_folds_are_judged_by_their_own_configuration(tmp_path):
+    run_folder(tmp_path, run=dict(kind='train', settings=dict(folds=2, config=asdict(TrainConfig(layout='packed', fused=False)))))
+    found = {r.name: r.state for r in status(run=tmp_path).rows}
+    assert found['sequence packing'] == 'on' and found['fused AdamW'] == 'off'
+
 def test_a_run_brings_its_own_gain_and_backends(tmp_path):
     row = lambda claim, p50: dict(variant='+ x', baseline='baseline', claim=claim, ratio=None, ratio_before=dict(p50=p50, low=p50 - .1, high=p50 + .1))
     run_folder(tmp_path, run=dict(title='x'), train_config=asdict(TrainConfig(layout='padded')), ladder=dict(rows=[row('compile', 1.7)]), decisions=[dict(what='attention', value='flash', reason='what really ran')],
@@ -146,6 +152,11 @@ def test_a_run_brings_its_own_gain_and_backends(tmp_path):
     assert found['torch.compile'].gain.where == 'this run' and found['torch.compile'].gain.p50 == 1.7 and found['fused attention (SDPA)'].state == 'on'
     assert found['hopeless trials stopped'].state == 'on' and found['hopeless trials stopped'].gain.p50 == 3 and found['rows sorted or packed by length'].state == 'off'
 
+    run_folder(tmp_path, decisions=[dict(what='attention', value='math', reason='what really ran')])
+    math = next(r for r in status(run=tmp_path, hardware=hardware_with(known_gpu('H100'))).rows if r.name == 'fused attention (SDPA)')
+    assert math.state == 'n/a' and 'no fused kernel' in math.why, 'asking for SDPA again would change nothing'
+    run_folder(tmp_path, decisions=[dict(what='attention', value="the model's own", reason='what really ran')])
+    assert 'fused attention (SDPA)' in [r.name for r in status(run=tmp_path, hardware=hardware_with(known_gpu('H100'))).recommendations]
 
 @pytest.mark.parametrize('changes, said', [(dict(memory_bytes=50 * 2**30), 'memory within the plan'), (dict(sequences_per_s=10.), 'samples/s above the recorded floor')])
 def test_checks_see_what_is_wrong(tmp_path, changes, said):

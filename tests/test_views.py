@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import optuna
 import pytest
 
 import optkit.views as views
@@ -134,6 +135,21 @@ def test_the_same_is_seen_by_another_view_of_the_same_folder(tmp_path):
     assert training_view(tmp_path).words() == training_view(tmp_path).words() and training_view(str(tmp_path)).key == training_view(tmp_path).key
 
 
+def test_a_training_over_folds_is_seen_in_the_fold_that_runs(tmp_path):
+    from optkit.status import standing
+    reading = Progress('finished', 10, 10, 2, 2, loss=.5, metric='macro_f1', score=.5)
+    for n in (0, 1):
+        (tmp_path / f'fold-0{n}').mkdir()
+        write_progress(tmp_path / f'fold-0{n}' / 'progress.json', reading)
+        (tmp_path / f'fold-0{n}' / 'progress.jsonl').write_text('')
+        view = training_view(tmp_path)
+        assert f'fold {n + 1}' in view.words() and not view.over and not standing(tmp_path)[1], 'another fold follows'
+    view.stop()
+    assert (tmp_path / 'fold-01' / 'stop').is_file() and not (tmp_path / 'stop').exists()
+    (tmp_path / 'folds.json').write_text('{}')
+    assert training_view(tmp_path).over and standing(tmp_path)[1]
+
+
 def test_stop_ends_a_training_of_any_process_after_its_step(tmp_path):
     store = tokenise(example_table(60), word_tokenizer(), 32, progress=False)
     config = TrainConfig(epochs=2000, precision='fp32', read_every=1)
@@ -184,6 +200,14 @@ def test_values_by_epoch_are_lines_of_folds_and_the_best_trial_stands_out(study)
     assert [v for v in best[1] if v is not None] == [abs(v) for c in view.best()['curves'] for v in c] and best[0][0] == 1
     view.upto = 0
     assert views._curves(view) == ([[], []], [[], []]) and view.png()
+
+
+@pytest.mark.parametrize('values, shown', [((-.5, -.25), -1), ((-.2, .1), 1), ((.2, .4), 1)], ids=['a loss', 'correlations', 'scores'])
+def test_values_keep_their_sign_unless_they_are_losses(tmp_path, values, shown):
+    study = optuna.create_study(direction='maximize', study_name='s', storage=f'sqlite:///{tmp_path}/study.db')
+    for v in values: study.add_trial(optuna.trial.create_trial(value=v))
+    view = study_view(tmp_path)
+    assert view.sign == shown and f'with {shown * max(values):.4f}' in view.words() and views._best_line(view)[1] == [shown * max(values[:n + 1]) for n in range(len(values))]
 
 
 def test_new_trials_are_seen(tmp_path):
