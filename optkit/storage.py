@@ -10,7 +10,7 @@ __all__ = ['HEARTBEAT', 'GRACE', 'JOURNALS', 'Place', 'silent', 'sqlite_storage'
 import json, os, socket, time, warnings
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -19,7 +19,7 @@ import optuna
 import psutil
 from filelock import FileLock
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
 
@@ -36,6 +36,7 @@ class Place:
     path: Path | None = None # of the file
     new: bool = False # whether the file was made just now
     note: str = '' # what was mended
+    aside: Path | None = None # where `move_aside` put the file that was here
 
     def lock(self):
         "One process at a time, where the storage is a file on this host"
@@ -104,8 +105,9 @@ def _address_place(text):
     try: url = make_url(text)
     except ArgumentError: raise InputError(f'storage {text!r}: expected a path or an address such as postgresql://user@host/name') from None
     path = Path(url.database) if url.get_backend_name() == 'sqlite' and url.database and not url.query else None
+    new = bool(path) and not path.exists()
     if path: _writable(path)
-    return Place(_relational(text, path), 'sqlite' if path else 'url', path, bool(path) and not path.exists())
+    return Place(_relational(text, path), 'sqlite' if path else 'url', path, new)
 
 def _object_place(storage):
     inner = getattr(storage, '_backend', storage)
@@ -135,20 +137,30 @@ def writing(name: str): # of the study
 def repair_journal(
     path: str | Path # journal file, may be missing
 ) -> str: # what was done; empty: nothing
-    "Drop lines of a journal that are no JSON; the old file is kept"
+    "Drop lines of a journal that are no JSON; the old file is kept. Raises `InputError` for a file that is no journal."
     path = Path(path)
-    if not path.exists(): return ''
+    if not path.exists() or not _torn(path)[1]: return ''
+    lock = JournalFileSymlinkLock(str(path)) # of those who write: a line that is being written looks torn
     with FileLock(f'{path}-lock'):
-        lines = path.read_bytes().splitlines(keepends=True)
-        good = [line for line in lines if line.endswith(b'\n') and _is_json(line)]
-        if len(good) == len(lines): return ''
-        kept, part = path.with_name(f'{path.name}.torn-{_now()}'), path.with_name(f'.{path.name}.part')
-        part.write_bytes(path.read_bytes()); os.replace(part, kept)
-        part.write_bytes(b''.join(good)); os.replace(part, path)
-    return f'{path}: {len(lines) - len(good)} torn lines were dropped, {len(good)} kept; the file as it was is {kept.name}'
+        lock.acquire()
+        try:
+            good, torn = _torn(path)
+            if not torn: return ''
+            if not good and not torn[0].startswith(b'{'): raise InputError(f'{path}: is no journal of a study; use another file')
+            kept, part = path.with_name(f'{path.name}.torn-{_now()}'), path.with_name(f'.{path.name}.part')
+            part.write_bytes(path.read_bytes()); os.replace(part, kept)
+            part.write_bytes(b''.join(good)); os.replace(part, path)
+        finally: lock.release()
+    return f'{path}: {len(torn)} torn lines were dropped, {len(good)} kept; the file as it was is {kept.name}'
+
+def _torn(path):
+    "Lines of a journal, and what is none"
+    lines = path.read_bytes().splitlines(keepends=True)
+    whole = [line.endswith(b'\n') and _is_json(line) for line in lines]
+    return [l for l, w in zip(lines, whole) if w], [l for l, w in zip(lines, whole) if not w]
 
 def _is_json(line):
-    try: return isinstance(json.loads(line), dict)
+    try: return 'op_code' in json.loads(line)
     except ValueError: return False
 
 def _now(): return datetime.now().strftime('%Y%m%d-%H%M%S-%f')[:-3]
@@ -211,7 +223,7 @@ def move_aside(
             os.replace(place.path, kept)
             for end in ('-journal', '-wal', '-shm'):
                 if (side := Path(f'{place.path}{end}')).exists(): os.replace(side, f'{kept}{end}')
-        return open_storage(place.path), f'the old study is {kept}'
+        return replace(open_storage(place.path), aside=kept), f'the old study is {kept}'
     with silent():
         optuna.copy_study(from_study_name=name, from_storage=place.storage, to_storage=place.storage, to_study_name=old)
         optuna.delete_study(study_name=name, storage=place.storage)

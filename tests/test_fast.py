@@ -360,6 +360,20 @@ def test_compiled_layers_change_nothing_and_compile_once(name, how):
         assert len(fast.built) > shapes and not torch._dynamo.utils.counters['stats'].get('unique_graphs', 0)
 
 
+@pytest.mark.slow
+def test_compiled_layers_with_a_tensor_as_large_as_queries_keys_and_values(monkeypatch):
+    "End to end, with the kernel written out: the compiler gives the memory of one to the other"
+    if torch.cuda.is_available(): pytest.skip('made for a machine without the kernel')
+    from test_attention import without_a_gpu
+    without_a_gpu(monkeypatch)
+    monkeypatch.setattr('optkit.fast.end_to_end_problem', lambda *a: '')
+    monkeypatch.setitem(PLACED, 'wide', (tf.BertForSequenceClassification, tf.BertConfig, CALM | dict(intermediate_size=96)))
+    plain, fast = Engine(model_of('wide'), FP32), Fast(model_of('wide'), FP32, layers=True)
+    np.testing.assert_allclose(losses(plain, lr=1e-3), losses(fast, lr=1e-3), rtol=2e-5)
+    assert fast.call_for(STORE).end_to_end and not fast.notes
+    same_weights(plain.model, fast.model)
+
+
 # what stays plain
 
 def test_reasons():
