@@ -86,7 +86,11 @@ def hold_out(
     if len(np.unique(groups)) < pieces: raise InputError(f'{len(np.unique(groups))} groups for {pieces} parts of the data; expected at least {pieces} groups')
     rest, held = next(_splitter(pieces, seed, groups).split(labels, labels, groups))
     rows, = split_rows(labels[rest], (min(search, len(rest)),), seed, least=(folds,))
+    _check_groups(groups, rest[rows], folds, ' beside the held-out ones')
     return rest[rows], held
+
+def _check_groups(groups, rows, k, said=''):
+    if groups is not None and (n := len(np.unique(np.asarray(groups)[rows]))) < k: raise InputError(f'{n} groups{said} for {k} folds; expected at least {k}')
 
 # %% ../nbs/03a_folds.ipynb #f1f3955d
 def stratified_folds(
@@ -96,8 +100,9 @@ def stratified_folds(
     seed: int = 0, # of the shuffle; the same folds for every trial
     groups: np.ndarray | None = None # group of each row of the store; a group is never split
 ) -> list[tuple[np.ndarray, np.ndarray]]: # (train, valid) row numbers of each fold
-    "Stratified folds over rows of a store, by scikit-learn"
+    "Stratified folds over rows of a store, by scikit-learn. Raises `InputError` for fewer groups than folds."
     rows = np.asarray(rows)
+    _check_groups(groups, rows, k)
     inside = None if groups is None else np.asarray(groups)[rows]
     return [(rows[a], rows[b]) for a, b in _splitter(k, seed, groups).split(rows, labels[rows], inside)]
 
@@ -125,7 +130,6 @@ def repeated_folds(
     "Stratified folds, several times over"
     if repeats < 1 or k < 2: raise InputError(f'{k} folds and {repeats} repeats asked for, expected at least 2 and 1')
     if len(np.asarray(rows)) < k: raise InputError(f'{len(np.asarray(rows))} rows for {k} folds')
-    if groups is not None and len(np.unique(np.asarray(groups)[rows])) < k: raise InputError(f'{len(np.unique(np.asarray(groups)[rows]))} groups for {k} folds; expected at least {k}')
     return [fold for r in range(repeats) for fold in stratified_folds(rows, np.asarray(labels), k, seed + r, groups)]
 
 # %% ../nbs/03a_folds.ipynb #a8a2ae1a
