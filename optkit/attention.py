@@ -234,18 +234,19 @@ def whole_forward(places, qkv, heads, factor, dropout):
     q, k, v = qkv.view(len(qkv), 3, heads, -1).unbind(1)
     out, kept = _flash(q, k, v, places.ends, places.longest, dropout, factor)
     out.masked_fill_(~places.real[:, None, None], 0) # nothing is written where no row is
-    return out.flatten(1), (places, q, k, v, out, kept, factor, dropout)
+    return out.flatten(1), (places, heads, kept, factor, dropout)
 
-def whole_backward(state, grad):
-    "Gradients of qkv; of positions there are none"
-    places, q, k, v, out, kept, factor, dropout = state
-    found = _flash_back(grad.reshape(out.shape).contiguous(), q, k, v, out, kept, places.ends, places.longest, dropout, factor)
+def whole_backward(state, grad, qkv, out):
+    "Gradients of qkv; of positions there are none. What went in and came out is handed back in: memory that is only remembered here would be given to others by the compiler."
+    places, heads, kept, factor, dropout = state
+    grad, out = (t.reshape(len(qkv), heads, -1).contiguous() for t in (grad, out))
+    found = _flash_back(grad, *qkv.reshape(len(qkv), 3, heads, -1).unbind(1), out, kept, places.ends, places.longest, dropout, factor)
     return torch.stack(found, 1).masked_fill_(~places.real[:, None, None, None], 0).flatten(1), None, None
 
 # %% ../nbs/02g_attention.ipynb #a7100020
 _KEPT, _NOW = {}, {} # state of calls whose way back is to come; the places in use
 
-@torch.library.custom_op('optkit::attend_in_places', mutates_args=())
+@torch.library.custom_op('optkit::attend', mutates_args=())
 def _attend_op(qkv: torch.Tensor, pos_key: torch.Tensor | None, pos_query: torch.Tensor | None, heads: int, factor: float, dropout: float, back: bool) -> tuple[torch.Tensor, torch.Tensor]:
     places = _NOW['places']
     whole = places.ends is not None and pos_key is None and pos_query is None and qkv.dtype in HALF
@@ -257,23 +258,23 @@ def _attend_op(qkv: torch.Tensor, pos_key: torch.Tensor | None, pos_query: torch
 @_attend_op.register_fake
 def _(qkv, pos_key, pos_query, heads, factor, dropout, back): return qkv.new_empty(qkv.shape[0], qkv.shape[1] // 3), torch.empty(1, dtype=torch.int64)
 
-@torch.library.custom_op('optkit::attend_in_places_back', mutates_args=())
-def _back_op(grad: torch.Tensor, number: torch.Tensor, entries: int, with_key: bool, with_query: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+@torch.library.custom_op('optkit::attend_back', mutates_args=())
+def _back_op(grad: torch.Tensor, number: torch.Tensor, qkv: torch.Tensor | None, out: torch.Tensor | None, entries: int, with_key: bool, with_query: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     backward, state = _KEPT.pop(int(number))
-    with torch.autocast(grad.device.type, enabled=False): found = backward(state, grad)
+    with torch.autocast(grad.device.type, enabled=False): found = backward(state, grad, qkv, out) if backward is whole_backward else backward(state, grad)
     return tuple(grad.new_empty(0) if t is None else t for t in found)
 
 @_back_op.register_fake
-def _(grad, number, entries, with_key, with_query):
+def _(grad, number, qkv, out, entries, with_key, with_query):
     tokens, width = grad.shape
     return grad.new_empty(tokens, 3 * width), *(grad.new_empty(entries, width) if t else grad.new_empty(0) for t in (with_key, with_query))
 
 def _keep(ctx, inputs, output):
-    ctx.save_for_backward(output[1])
     ctx.entries, ctx.tables = next((t.shape[0] for t in inputs[1:3] if t is not None), 0), [t is not None for t in inputs[1:3]]
+    ctx.save_for_backward(output[1], *((None, None) if any(ctx.tables) else (inputs[0], output[0])))
 
 def _back(ctx, grad, _):
-    found = _back_op(grad, ctx.saved_tensors[0], ctx.entries, *ctx.tables)
+    found = _back_op(grad, *ctx.saved_tensors, ctx.entries, *ctx.tables)
     return found[0], *(t if there else None for t, there in zip(found[1:], ctx.tables)), None, None, None, None
 
 _attend_op.register_autograd(_back, setup_context=_keep)

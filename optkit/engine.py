@@ -243,6 +243,11 @@ class Engine:
 def _load(engine, state):
     for name, tensor in engine._tensors().items(): tensor.copy_(state[name])
 
+def _check_names(engine, weights):
+    own = {**engine.model.state_dict(), **engine._tensors()} # with those that do not train
+    if bad := next((k for k, v in weights.items() if k not in own or own[k].shape != v.shape), None):
+        raise InputError(f"{bad} of shape {tuple(weights[bad].shape)} is no weight of this model" + (f', which has it in shape {tuple(own[bad].shape)}' if bad in own else '; names are those of model.state_dict()'))
+
 def _heal(engine):
     "After a failure inside a step: no half-made optimizer state, no mark of an unscaled gradient"
     states, trained = engine.optimizer.state, sum(len(g['params']) for g in engine.optimizer.param_groups)
@@ -286,7 +291,8 @@ def reset(self: Engine,
     weights: dict | None = None, # tensors to start from, by name; None: those that the engine was built with
     **values # further ones of `set`
 ):
-    "Back to the starting weights with an empty optimizer state, in place"
+    "Back to the starting weights with an empty optimizer state, in place. Raises `InputError` for weights that this model does not have."
+    _check_names(self, weights or {})
     _load(self, {**self.start, **(weights or {})})
     _heal(self)
     if self.kind == 'adamw': _empty(self.optimizer)

@@ -86,7 +86,11 @@ def hold_out(
     if len(np.unique(groups)) < pieces: raise InputError(f'{len(np.unique(groups))} groups for {pieces} parts of the data; expected at least {pieces} groups')
     rest, held = next(_splitter(pieces, seed, groups).split(labels, labels, groups))
     rows, = split_rows(labels[rest], (min(search, len(rest)),), seed, least=(folds,))
+    _check_groups(groups, rest[rows], folds, ' beside the held-out ones')
     return rest[rows], held
+
+def _check_groups(groups, rows, k, said=''):
+    if groups is not None and (n := len(np.unique(np.asarray(groups)[rows]))) < k: raise InputError(f'{n} groups{said} for {k} folds; expected at least {k}')
 
 # %% ../nbs/03a_folds.ipynb #f1f3955d
 def _check_split(rows, labels, k, groups):
@@ -105,9 +109,10 @@ def stratified_folds(
     seed: int = 0, # of the shuffle; the same folds for every trial
     groups: np.ndarray | None = None # group of each row of the store; a group is never split
 ) -> list[tuple[np.ndarray, np.ndarray]]: # (train, valid) row numbers of each fold
-    "Stratified folds over rows of a store, by scikit-learn"
+    "Stratified folds over rows of a store, by scikit-learn. Raises `InputError` for what cannot be split so."
     rows, labels = np.asarray(rows), np.asarray(labels)
     _check_split(rows, labels, k, groups)
+    _check_groups(groups, rows, k)
     inside = None if groups is None else np.asarray(groups)[rows]
     return [(rows[a], rows[b]) for a, b in _splitter(k, seed, groups).split(rows, labels[rows], inside)]
 
@@ -134,8 +139,6 @@ def repeated_folds(
 ) -> list[tuple[np.ndarray, np.ndarray]]: # (train, valid) row numbers, `repeats` times `k`
     "Stratified folds, several times over"
     if repeats < 1 or k < 2: raise InputError(f'{k} folds and {repeats} repeats asked for, expected at least 2 and 1')
-    _check_split(np.asarray(rows), np.asarray(labels), k, groups)
-    if groups is not None and len(np.unique(np.asarray(groups)[rows])) < k: raise InputError(f'{len(np.unique(np.asarray(groups)[rows]))} groups for {k} folds; expected at least {k}')
     return [fold for r in range(repeats) for fold in stratified_folds(rows, np.asarray(labels), k, seed + r, groups)]
 
 # %% ../nbs/03a_folds.ipynb #a8a2ae1a

@@ -89,7 +89,7 @@ class Forecast:
     profile: tuple[dict, ...] = () # trials and hours by folds reached
 
     @property
-    def useful(self) -> bool: return self.mid is not None and self.high < 3 * self.low # ends that differ by a factor of 3 decide nothing
+    def useful(self) -> bool: return not self.left or self.mid is not None and self.high < 3 * self.low # ends that differ by a factor of 3 decide nothing
     @property
     def gpu_hours(self) -> float | None: return None if self.mid is None else self.mid / 3600
     def wall(self) -> tuple[float, float]: # seconds by the clock, with these workers
@@ -123,6 +123,8 @@ def forecast(
     workers: int = 1 # that share what is left
 ) -> Forecast:
     "How long the rest of a study takes. Raises `InputError` for a study without a finished trial."
+    for name, value in (('n_trials', n_trials), ('workers', workers)):
+        if value is not None and (not isinstance(value, int) or value < 1): raise InputError(f'{name} is {value!r}, expected a whole number of at least 1')
     trials, settings = [t for t in study.get_trials(deepcopy=False) if ended(t)], _settings(study)
     if not trials or not settings: raise InputError(f'study {study.study_name!r} has no finished trial of optkit yet; `forecast_before` gives bounds without one')
     costs = np.array([spent(t)['seconds'] for t in trials])

@@ -9,8 +9,8 @@ __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space'
            'write_values', 'study_interval', 'tune', 'Confirmed', 'Confirmation', 'confirm', 'study_summary']
 
 # %% ../nbs/04_hpo.ipynb #61925040
-import gc, hashlib, json, math, multiprocessing, os, pickle, re, threading, time
-from collections.abc import Callable, Iterator, Sequence
+import gc, hashlib, json, math, multiprocessing, os, pickle, re, signal, threading, time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from datetime import timedelta
 from html import escape
@@ -29,7 +29,7 @@ from .batch_finder import is_out_of_memory
 from .data import InputError
 from .folds import check_folds, stratified_folds
 from .simulator import Replay, replay, simulated_runner
-from .storage import Place, is_dead, move_aside, open_storage, silent, sqlite_storage, worker_id, writing
+from .storage import Place, is_dead, move_aside, open_storage, put_back, silent, sqlite_storage, worker_id, writing
 from .strategies import Course, History, Shape, Strategy, as_strategy, default_sampler, follow, told_value
 from .trainer import TrainConfig, Trainer, fold_runner
 
@@ -39,9 +39,10 @@ class TrainerRunner:
     def __init__(self,
         trainer: Trainer, # its configuration is what the search does not vary
         folds: list[tuple[np.ndarray, np.ndarray]], # (train, valid) row numbers of each
-        memory: Callable[[dict], tuple[int, int]] | None = None # see above
+        memory: Callable[[dict], tuple[int, int]] | None = None, # see above
+        groups: np.ndarray | None = None # group of each row of the store, which `renewed` does not split either
     ):
-        self.trainer, self.folds, self.epochs = trainer, folds, trainer.config.epochs
+        self.trainer, self.folds, self.epochs, self.groups = trainer, folds, trainer.config.epochs, groups
         self.run = fold_runner(trainer.engine, trainer.store, folds, trainer.config, trainer.on_step)
         if memory: self.memory = memory
 
@@ -61,13 +62,14 @@ class TrainerRunner:
         for rows in self.folds:
             for part in rows: digest.update(np.asarray(part, dtype=np.int64).tobytes() + b'|')
         config = {k: None if k == 'max_tokens' else v for k, v in asdict(self.trainer.config).items() if k not in ('physical_batch', 'eval_batch', 'batch_table')}
-        data = hashlib.sha256(self.trainer.store.labels.cpu().numpy().tobytes() + str(len(self.trainer.store)).encode()).hexdigest()[:16]
-        return dict(folds=digest.hexdigest()[:16], data=data, config=config)
+        store, data = self.trainer.store, hashlib.sha256()
+        for array in (store.labels, store.offsets, store.tokens): data.update(array.cpu().numpy().tobytes() + b'|')
+        return dict(folds=digest.hexdigest()[:16], data=data.hexdigest()[:16], config=config)
 
     def renewed(self, seed: int) -> 'TrainerRunner': # the same rows, split anew
         rows, labels = np.unique(np.concatenate([np.concatenate(f) for f in self.folds])), self.trainer.store.labels.cpu().numpy()
         config = type(self.trainer.config)(**{**asdict(self.trainer.config), 'seed': seed})
-        return TrainerRunner(Trainer(self.trainer.engine, self.trainer.store, config), stratified_folds(rows, labels, len(self.folds), seed, getattr(self, 'groups', None)))
+        return TrainerRunner(Trainer(self.trainer.engine, self.trainer.store, config), stratified_folds(rows, labels, len(self.folds), seed, self.groups), groups=self.groups)
 
 # %% ../nbs/04_hpo.ipynb #785f9294
 def parse_space(
@@ -118,9 +120,11 @@ def as_space(space) -> Space: # function, dict of distributions, or texts
     if isinstance(space, dict):
         if bad := [k for k, d in space.items() if not isinstance(d, BaseDistribution)]: raise InputError(f'space: {bad[0]!r} is {space[bad[0]]!r}, expected a distribution of Optuna')
         if not space: raise InputError('the space is empty; expected at least one parameter')
-        return Space(lambda trial: dict(trial.params), {k: distribution_to_json(d) for k, d in space.items()}, space)
+        return Space(_drawn, {k: distribution_to_json(d) for k, d in space.items()}, space)
     if not callable(space): raise InputError(f'space is {space!r}, expected a function of a trial, a dict of distributions or texts such as lr=1e-5..1e-3:log')
     return Space(space, _probe(space))
+
+def _drawn(trial): return dict(trial.params)
 
 def _probe(space, draws=20):
     with silent():
@@ -328,7 +332,7 @@ def _interrupt(study, trial):
     "First ask again, then close: a kill between the two leaves one too many to be swept, not one too few"
     again = any(t.user_attrs.get('resumed_from') == trial.number for t in study.get_trials(deepcopy=False))
     if trial.params and not again:
-        done = {k: trial.user_attrs[k] for k in ('folds', 'physical_batch', 'decisions') if k in trial.user_attrs}
+        done = {k: trial.user_attrs[k] for k in ('folds', 'values', 'physical_batch', 'decisions') if k in trial.user_attrs}
         if 'spent' in trial.user_attrs: done['folds'] = {'scores': [], **done.get('folds', {}), **trial.user_attrs['spent']}
         study.enqueue_trial(trial.params, user_attrs=dict(done, resumed_from=trial.number))
     try:
@@ -382,7 +386,7 @@ def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
         trial.set_user_attr('worker', self.me)
         if n is not None and counts(trial.number) >= n: # without a lock: others came first
             trial.set_user_attr('interrupted', 'surplus')
-            self.study.tell(trial, state=TrialState.FAIL)
+            self.told(trial, state=TrialState.FAIL)
             return None
     return trial
 
@@ -465,7 +469,7 @@ def begin(self: Search, trial, params) -> Running:
     if not several: scores = scores[:len(kept)]
     write_values(trial, [(fold * stride + epoch, value) for fold, values in enumerate(kept) for epoch, value in enumerate(values, 1)])
     course = Course(trial.number, [[sign * v for v in c] for c in kept] if not several else [[0.]] * len(scores), 'epochs' not in trial.params)
-    return Running(trial, params, course, scores, done.get('seconds', 0.), done.get('training', 0.), done.get('epochs', 0))
+    return Running(trial, params, course, scores, done.get('seconds', 0.), done.get('training', 0.), done.get('epochs', 0), all_values=trial.user_attrs.get('values', [])[:len(scores)])
 
 # %% ../nbs/04_hpo.ipynb #8d8a2520
 @patch
@@ -480,8 +484,9 @@ def _kept(self: Search, trial, stride):
 @patch
 def values(self: Search, run: Running, params: dict, fold: int) -> Iterator[float]:
     "The runner's values, checked, signed and timed"
-    start = time.perf_counter()
-    for n, value in enumerate(self.plan.runner(params, fold), 1):
+    start, found = time.perf_counter(), self.plan.runner(params, fold)
+    if not isinstance(found, Iterable): raise InputError(f'the runner gave {found!r} for fold {fold}; expected an iterator of one value an epoch')
+    for n, value in enumerate(found, 1):
         run.training += time.perf_counter() - start
         run.epochs += 1
         several = len(self.plan.directions) > 1
@@ -598,16 +603,23 @@ def _less(self: Search, run, rows, params, why):
 
 # %% ../nbs/04_hpo.ipynb #7b857dff
 @patch
+def told(self: Search, *args, **kwargs):
+    "`study.tell`, in which samplers that have tried all that there is may end the study, as in `study.optimize`"
+    self.study._thread_local.in_optimize_loop = True
+    try: self.study.tell(*args, **kwargs)
+    finally: self.study._thread_local.in_optimize_loop = False
+
+@patch
 def tell(self: Search, run: Running, verdict, build: float):
     "A stopped trial is told its predicted mean or pruned; a complete one the mean over its folds"
     trial, strategy = run.trial, self.plan.strategy
     self._end(run, 'stopped' if verdict else 'complete', verdict.reason if verdict else None, build)
     if not verdict:
         values = np.asarray(run.scores, dtype=float).reshape(len(run.scores), -1).mean(0).tolist()
-        return self.study.tell(trial, values, skip_if_finished=True)
-    if strategy.told == 'pruned': return self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
+        return self.told(trial, values, skip_if_finished=True)
+    if strategy.told == 'pruned': return self.told(trial, state=TrialState.PRUNED, skip_if_finished=True)
     self.sync() # another process may have found a better one
-    self.study.tell(trial, self.plan.sign * told_value(verdict, self.history), skip_if_finished=True)
+    self.told(trial, self.plan.sign * told_value(verdict, self.history), skip_if_finished=True)
 
 @patch
 def fail(self: Search, run: Running, reason: str, constraint: str, amount: float):
@@ -615,7 +627,7 @@ def fail(self: Search, run: Running, reason: str, constraint: str, amount: float
     self._end(run, 'failed', reason, 0.)
     run.trial.set_constraint(constraint, float(amount))
     several = len(self.plan.directions) > 1
-    self.study.tell(run.trial, state=TrialState.FAIL if several else TrialState.PRUNED, skip_if_finished=True)
+    self.told(run.trial, state=TrialState.FAIL if several else TrialState.PRUNED, skip_if_finished=True)
 
 @patch
 def _end(self: Search, run, how, reason, build):
@@ -663,6 +675,7 @@ def run(self: Search, wait: float = .5):
                 self.run_trial(*found)
                 self.current = None
                 self._after(found[0])
+                if self.study._stop_flag: self.say('the sampler has nothing more to suggest'); break
     except StopAsked: self.say('stopped, as was asked for; the same call goes on')
     except BudgetSpent: self.say(f'the budget of {self.plan.budget:.0f} s is spent; the same call with more goes on')
     finally: self.close()
@@ -731,7 +744,7 @@ def tune(
     "Search with folds, early stopping and resume. Bad input raises `InputError` before anything runs; Ctrl-C leaves a study that goes on."
     plan = _plan(runner_or_trainer, space, n_trials, budget, folds, epochs, strategy, sampler, name, workers, seed, direction, first, identity)
     if workers > 1: _check_workers(plan, storage)
-    place = open_storage(Path('runs') / plan.name if storage is None else storage)
+    place = open_storage(Path('runs') / plan.name / 'study.db' if storage is None else storage)
     if place.note: say(place.note)
     try:
         if fresh: place, said = move_aside(place, plan.name); said and say(said)
@@ -753,7 +766,9 @@ def _undo(place, name):
     if place.kind == 'sqlite': place.storage.remove_session()
     if hasattr(place.storage, 'engine'): place.storage.engine.dispose()
     for end in ('', '-lock', '-journal', '-wal', '-shm'): Path(f'{place.path}{end}').unlink(missing_ok=True)
-    if not any(place.path.parent.iterdir()): place.path.parent.rmdir()
+    if place.aside: put_back(place)
+    for folder in place.folders:
+        if not any(folder.iterdir()): folder.rmdir()
 
 # %% ../nbs/04_hpo.ipynb #59c8fb45
 def _check_workers(plan, storage):
@@ -765,18 +780,20 @@ def _check_workers(plan, storage):
         raise InputError(f'{plan.workers} workers need a runner and a space that can be sent to another process: functions of a module, not of a notebook ({str(exc)[:80]})') from None
 
 def _run_workers(plan, place, study, storage, progress):
-    where = str(place.path) if place.path else str(storage)
+    where = str(place.path if storage is None else storage)
     context = multiprocessing.get_context('spawn')
     workers = [context.Process(target=_work, args=(plan, where, progress and n == 0)) for n in range(plan.workers)]
     for w in workers: w.start()
     try:
         for w in workers: w.join()
     except KeyboardInterrupt:
-        for w in workers: w.join(30)
+        for w in workers: w.join(10)
+        for w in workers: # a signal to this process alone: theirs is still to come
+            if w.is_alive(): os.kill(w.pid, signal.SIGINT); w.join(30)
         raise
     with place.lock(), silent(): requeue_interrupted(study)
     n = sum(ended(t) is not None for t in study.get_trials(deepcopy=False))
-    if all(w.exitcode for w in workers) or (plan.budget is None and n < plan.n_trials):
+    if all(w.exitcode for w in workers) or (plan.budget is None and n < plan.n_trials and any(w.exitcode for w in workers)):
         raise RuntimeError(f'the workers ended with exit codes {[w.exitcode for w in workers]} and {n} finished trials; the same call goes on')
     return study
 
@@ -784,7 +801,7 @@ def _work(plan, where, progress):
     place = open_storage(where)
     with place.lock(): study = _open_study(plan, place)
     try: Search(plan, place, study, None, None, print, progress).run()
-    except KeyboardInterrupt: pass
+    except KeyboardInterrupt: raise SystemExit(130) from None
 
 # %% ../nbs/04_hpo.ipynb #9cc64f4b
 @dataclass(frozen=True)
@@ -852,7 +869,8 @@ def _params(trial, space):
     return {**found, **({'physical_batch': trial.user_attrs['physical_batch']} if 'physical_batch' in trial.user_attrs else {})}
 
 def _fold_again(runner, params, fold, sign):
-    values = [float(v) for v in runner(params, fold)]
+    try: values = [float(v) for v in runner(params, fold)]
+    except FloatingPointError: return None
     return sign * max(sign * v for v in values) if values and all(map(math.isfinite, values)) else None
 
 # %% ../nbs/04_hpo.ipynb #9a32b998

@@ -251,7 +251,7 @@ class Job:
         c, least = self.config, self.config.folds * len(self.table.classes)
         if c.rows and not least <= c.rows <= len(self.table): raise InputError(f'rows is {c.rows}, expected {least} (one of each label for each fold) to {len(self.table)} (the rows of {self.table.source})')
         if c.effective_batch > len(self.table): raise InputError(f'effective_batch is {c.effective_batch}, but {self.table.source} has {len(self.table)} rows')
-        if self.table.groups is not None: self._split(len(self.table), held_out_size(len(self.table), len(self.table.classes)))
+        if self.table.groups is not None: self._split(c.rows or len(self.table), held_out_size(len(self.table), len(self.table.classes)))
 
     def _split(self, rows, held_out): # (search, held out)
         return hold_out(self.table.labels, held_out, rows, self.config.folds, self.config.seed, self.table.groups)

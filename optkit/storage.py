@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['HEARTBEAT', 'GRACE', 'JOURNALS', 'Place', 'silent', 'sqlite_storage', 'open_storage', 'writing', 'repair_journal',
-           'study_problems', 'open_study', 'worker_id', 'is_dead', 'move_aside']
+           'study_problems', 'open_study', 'worker_id', 'is_dead', 'move_aside', 'put_back']
 
 # %% ../nbs/03e_storage.ipynb #d082e1b7
 import json, os, socket, time, warnings
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -19,7 +19,7 @@ import optuna
 import psutil
 from filelock import FileLock
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
 
@@ -36,6 +36,8 @@ class Place:
     path: Path | None = None # of the file
     new: bool = False # whether the file was made just now
     note: str = '' # what was mended
+    folders: tuple[Path, ...] = () # that were made for it, the innermost first
+    aside: Path | None = None # where `move_aside` put the file that was here
 
     def lock(self):
         "One process at a time, where the storage is a file on this host"
@@ -91,21 +93,20 @@ def open_storage(
     if '://' in str(where): return _address_place(str(where))
     path = Path(where)
     if path.is_dir() or not path.suffix: path = path / 'study.db'
-    new = not path.exists()
-    _writable(path)
+    new, folders = not path.exists(), _writable(path)
     if path.suffix in JOURNALS:
         note = repair_journal(path)
         try:
-            with silent(): return Place(JournalStorage(JournalFileBackend(str(path))), 'journal', path, new, note)
+            with silent(): return Place(JournalStorage(JournalFileBackend(str(path))), 'journal', path, new, note, folders)
         except (ValueError, KeyError, AssertionError, OSError) as exc: raise InputError(f'{path}: is no journal of a study or is damaged ({_line(exc)}); use another file') from None
-    return Place(sqlite_storage(path), 'sqlite', path, new)
+    return Place(sqlite_storage(path), 'sqlite', path, new, folders=folders)
 
 def _address_place(text):
     try: url = make_url(text)
     except ArgumentError: raise InputError(f'storage {text!r}: expected a path or an address such as postgresql://user@host/name') from None
     path = Path(url.database) if url.get_backend_name() == 'sqlite' and url.database and not url.query else None
-    if path: _writable(path)
-    return Place(_relational(text, path), 'sqlite' if path else 'url', path, bool(path) and not path.exists())
+    new, folders = bool(path) and not path.exists(), _writable(path) if path else ()
+    return Place(_relational(text, path), 'sqlite' if path else 'url', path, new, folders=folders)
 
 def _object_place(storage):
     inner = getattr(storage, '_backend', storage)
@@ -116,13 +117,15 @@ def _object_place(storage):
 
 # %% ../nbs/03e_storage.ipynb #1ec0d7cf
 def _writable(path):
-    "Make the folder, and say in a line what stands in the way"
+    "Make the folder, and say in a line what stands in the way; the folders that were made, the innermost first"
+    missing = tuple(p for p in path.parents if not p.exists())
     there = next(p for p in (path, *path.absolute().parents) if p.exists())
     if there != path and not there.is_dir(): raise InputError(f'{there}: is a file, expected a folder for the study')
     for p in {there, path.parent if path.parent.exists() else there}:
         if not os.access(p, os.W_OK): raise InputError(f'{p}: cannot be written to (read-only); use another place for the study')
     try: path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc: raise InputError(f'{path.parent}: the folder cannot be made ({exc.strerror})') from None
+    return missing
 
 @contextmanager
 def writing(name: str): # of the study
@@ -135,20 +138,30 @@ def writing(name: str): # of the study
 def repair_journal(
     path: str | Path # journal file, may be missing
 ) -> str: # what was done; empty: nothing
-    "Drop lines of a journal that are no JSON; the old file is kept"
+    "Drop lines of a journal that are no JSON; the old file is kept. Raises `InputError` for a file that is no journal."
     path = Path(path)
-    if not path.exists(): return ''
+    if not path.exists() or not _torn(path)[1]: return ''
+    lock = JournalFileSymlinkLock(str(path)) # of those who write: a line that is being written looks torn
     with FileLock(f'{path}-lock'):
-        lines = path.read_bytes().splitlines(keepends=True)
-        good = [line for line in lines if line.endswith(b'\n') and _is_json(line)]
-        if len(good) == len(lines): return ''
-        kept, part = path.with_name(f'{path.name}.torn-{_now()}'), path.with_name(f'.{path.name}.part')
-        part.write_bytes(path.read_bytes()); os.replace(part, kept)
-        part.write_bytes(b''.join(good)); os.replace(part, path)
-    return f'{path}: {len(lines) - len(good)} torn lines were dropped, {len(good)} kept; the file as it was is {kept.name}'
+        lock.acquire()
+        try:
+            good, torn = _torn(path)
+            if not torn: return ''
+            if not good and not b'{"op_code"'.startswith(torn[0][:10]): raise InputError(f'{path}: is no journal of a study; use another file')
+            kept, part = path.with_name(f'{path.name}.torn-{_now()}'), path.with_name(f'.{path.name}.part')
+            part.write_bytes(path.read_bytes()); os.replace(part, kept)
+            part.write_bytes(b''.join(good)); os.replace(part, path)
+        finally: lock.release()
+    return f'{path}: {len(torn)} torn lines were dropped, {len(good)} kept; the file as it was is {kept.name}'
+
+def _torn(path):
+    "Lines of a journal, and what is none"
+    lines = path.read_bytes().splitlines(keepends=True)
+    whole = [line.endswith(b'\n') and _is_json(line) for line in lines]
+    return [l for l, w in zip(lines, whole) if w], [l for l, w in zip(lines, whole) if not w]
 
 def _is_json(line):
-    try: return isinstance(json.loads(line), dict)
+    try: return 'op_code' in json.loads(line)
     except ValueError: return False
 
 def _now(): return datetime.now().strftime('%Y%m%d-%H%M%S-%f')[:-3]
@@ -209,10 +222,17 @@ def move_aside(
         if place.kind == 'sqlite': place.storage.remove_session()
         with place.lock():
             os.replace(place.path, kept)
-            for end in ('-journal', '-wal', '-shm'):
+            for end in _SIDES:
                 if (side := Path(f'{place.path}{end}')).exists(): os.replace(side, f'{kept}{end}')
-        return open_storage(place.path), f'the old study is {kept}'
+        return replace(open_storage(place.path), aside=kept), f'the old study is {kept}'
     with silent():
         optuna.copy_study(from_study_name=name, from_storage=place.storage, to_storage=place.storage, to_study_name=old)
         optuna.delete_study(study_name=name, storage=place.storage)
     return place, f'the old study is now called {old!r}'
+
+def put_back(place: Place): # of `move_aside`; its own file is gone
+    "The file that was moved aside comes back"
+    for end in ('', *_SIDES):
+        if (side := Path(f'{place.aside}{end}')).exists(): os.replace(side, f'{place.path}{end}')
+
+_SIDES = ('-journal', '-wal', '-shm')

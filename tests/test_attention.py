@@ -154,6 +154,26 @@ def test_rows_end_to_end_are_those_in_places(monkeypatch, lengths):
     for a, b in zip(*found): assert (a is b is None) or torch.allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+def tensors_in(value):
+    if isinstance(value, torch.Tensor): yield value
+    elif isinstance(value, Places): yield from tensors_in(list(vars(value).values()))
+    elif isinstance(value, (list, tuple)):
+        for v in value: yield from tensors_in(v)
+
+
+@pytest.mark.parametrize('whole', [False, True], ids=['in places', 'end to end'])
+def test_nothing_remembered_lies_in_memory_that_the_compiler_may_give_to_others(monkeypatch, whole):
+    "A compiled layer uses the memory of an input again once the call is over"
+    module = module_of(relative_attention=False)
+    places, tokens = _places_of(module, [20, 11, 7], ((1, 32), (4, 16)), 'cpu', spare=3, whole=whole)
+    if whole: without_a_gpu(monkeypatch)
+    places.use()
+    qkv = torch.randn(tokens, 36, dtype=torch.float64, requires_grad=True)
+    out = attend_in_places(qkv, 2, .3)
+    taken = {t.untyped_storage().data_ptr() for t in (qkv, out)}
+    assert attention._KEPT and not any(t.untyped_storage().data_ptr() in taken for t in tensors_in(list(attention._KEPT.values())))
+
+
 def test_kinds():
     bert = tf.BertModel(tf.BertConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, vocab_size=9))
     found = {attention_kind(m) for m in bert.modules()}

@@ -622,3 +622,15 @@ def test_an_8_bit_optimizer_that_cannot_be_had_is_refused(monkeypatch):
     monkeypatch.setattr(engine_module, 'import_problem', lambda package: 'not installed')
     with pytest.raises(ValueError, match='neither package can be used.*install one, or take adamw'): engine_with(optimizer='adamw_8bit')
     with pytest.raises(ValueError, match="optimizer is 'sgd'"): engine_with(optimizer='sgd')
+
+
+def test_weights_to_start_from_are_those_of_the_model():
+    "A name that the model lacks would otherwise leave the old weights in silence"
+    engine = Engine(example_model(), FP32)
+    other = {k: v + 1 for k, v in engine.model.state_dict().items()}
+    engine.reset(weights=other)
+    assert all(torch.equal(v, other[k]) for k, v in engine.model.state_dict().items())
+    name, value = next(iter(other.items()))
+    for bad, said in ((engine.state(), 'names are those of'), ({f'module.{name}': value}, 'is no weight of this model'), ({name: value[:1]}, 'which has it in shape')):
+        with pytest.raises(InputError, match=said): engine.reset(weights=bad)
+    assert all(torch.equal(v, other[k]) for k, v in engine.model.state_dict().items())

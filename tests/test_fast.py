@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from optkit.data import Table, steps, tokenise, word_tokenizer
 from optkit.engine import Engine, example_model, with_labels
-from optkit.fast import Costs, FastEngine, FlatAdamW, PlacedPacking, Shape, choose_shapes, cut, end_to_end_problem, fast_problem, fill, length_ladder, padded_shapes
+from optkit.fast import Costs, FastEngine, FlatAdamW, PlacedPacking, Shape, choose_shapes, cut, end_to_end_problem, fast_problem, fill, length_ladder, padded_shapes, places_problem
 from optkit.hardware import detect, hardware_with
 from optkit.precision import choose_precision
 
@@ -161,6 +161,23 @@ def test_a_kernel_that_is_missing_or_wrong_leaves_rows_in_places(monkeypatch):
     wrong = Fast(model_of('bert'), FP32)
     assert not wrong.call_for(STORE).end_to_end and 'differ' in wrong.notes[0]
     np.testing.assert_allclose(losses(Engine(model_of('bert'), FP32)), losses(wrong), rtol=2e-5)
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_a_model_that_16_bits_cost_much_is_no_wrong_kernel(monkeypatch, seed):
+    "What is allowed is what rounding does to the padded batch; a row that sees its neighbour is still found"
+    from optkit import attention
+    from test_attention import plain_flash
+    if torch.cuda.is_available(): pytest.skip('made for a machine without the kernel')
+    model = model_of('bert', seed)
+    with torch.no_grad(): [p.mul_(6) for n, p in model.named_parameters() if 'LayerNorm' not in n]
+    engine = Fast(model, BF16)
+    call = PlacedPacking(engine.model, 'classification')
+    call.end_to_end = True
+    monkeypatch.setattr(attention, '_flash', plain_flash)
+    assert places_problem(engine, call, STORE, exact=False) == ''
+    monkeypatch.setattr(attention, '_flash', lambda q, k, v, ends, longest, *a: plain_flash(q, k, v, ends[[0, -1]], len(q), *a))
+    assert 'differ' in places_problem(engine, call, STORE, exact=False)
 
 
 def test_why_rows_need_places():
@@ -358,6 +375,20 @@ def test_compiled_layers_change_nothing_and_compile_once(name, how):
         shapes = len(fast.built)
         np.testing.assert_allclose(losses(plain, effective=19), losses(fast, effective=19), rtol=1e-4)
         assert len(fast.built) > shapes and not torch._dynamo.utils.counters['stats'].get('unique_graphs', 0)
+
+
+@pytest.mark.slow
+def test_compiled_layers_with_a_tensor_as_large_as_queries_keys_and_values(monkeypatch):
+    "End to end, with the kernel written out: the compiler gives the memory of one to the other"
+    if torch.cuda.is_available(): pytest.skip('made for a machine without the kernel')
+    from test_attention import without_a_gpu
+    without_a_gpu(monkeypatch)
+    monkeypatch.setattr('optkit.fast.end_to_end_problem', lambda *a: '')
+    monkeypatch.setitem(PLACED, 'wide', (tf.BertForSequenceClassification, tf.BertConfig, CALM | dict(intermediate_size=96)))
+    plain, fast = Engine(model_of('wide'), FP32), Fast(model_of('wide'), FP32, layers=True)
+    np.testing.assert_allclose(losses(plain, lr=1e-3), losses(fast, lr=1e-3), rtol=2e-5)
+    assert fast.call_for(STORE).end_to_end and not fast.notes
+    same_weights(plain.model, fast.model)
 
 
 # what stays plain

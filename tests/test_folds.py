@@ -77,6 +77,7 @@ def test_a_group_is_never_split():
     for train, valid in folds: assert not set(groups[train]) & set(groups[valid])
     assert sorted(np.concatenate([v for _, v in folds]).tolist()) == rows.tolist()
     assert any(set(groups[t]) & set(groups[v]) for t, v in stratified_folds(rows, labels, 4)), 'without groups they are split'
+    with pytest.raises(InputError, match='4 groups for 5 folds; expected at least 5'): stratified_folds(np.arange(20), labels, 5, groups=groups)
 
 
 def test_mean_and_its_error():

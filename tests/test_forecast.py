@@ -76,6 +76,14 @@ def test_a_forecast_of_a_study():
     assert forecast(study, 60).mid == 0 and forecast(study, 10).left == 0 and forecast(study).left == 60
 
 
+def test_a_study_that_is_done_needs_no_interval():
+    study = tune(simulated_runner(), SPACE, 12, folds=3, epochs=3, storage='memory', progress=False)
+    found = forecast(study, 12)
+    assert found.left == 0 and found.useful and repr(found).endswith(', none to come') and found.wall() == (0, 0)
+    for bad in (dict(workers=0), dict(n_trials=0), dict(n_trials=2.5)):
+        with pytest.raises(InputError, match='expected a whole number of at least 1'): forecast(study, **bad)
+
+
 def test_a_forecast_while_nothing_completes():
     def runner(params, fold): raise MemoryError
     failed = run(runner, 3, epochs=3)

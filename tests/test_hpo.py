@@ -474,6 +474,26 @@ def test_several_objectives_are_not_stopped():
     assert states(broken) == ['failed'] * 3
 
 
+def test_several_objectives_keep_every_value_when_they_are_resumed(storage):
+    plain, count = simulated_runner(), itertools.count()
+    def runner(p, f):
+        for n, v in enumerate(plain(p, f)):
+            if next(count) == 7: raise KeyboardInterrupt
+            yield v, f + n
+    with pytest.raises(KeyboardInterrupt): run(runner, 2, storage=storage, direction=('maximize', 'minimize'), epochs=3)
+    study = run(runner, 2, storage=storage, direction=('maximize', 'minimize'), epochs=3)
+    for t in study.trials[1:]: assert t.user_attrs['values'] == [[[v, f + n] for n, v in enumerate(plain(t.params, f))] for f in range(3)]
+
+
+# --- samplers
+
+@pytest.mark.parametrize('sampler', [optuna.samplers.GridSampler(dict(lr=[1e-4, 1e-3], weight_decay=[.01, .1])), optuna.samplers.BruteForceSampler()], ids=lambda s: type(s).__name__)
+def test_a_sampler_that_has_tried_everything_ends_the_study(sampler):
+    space = SPACE if isinstance(sampler, optuna.samplers.GridSampler) else ['lr=0.001,0.01', 'weight_decay=0.1,0.2']
+    study = tune(simulated_runner(), space, 9, folds=3, storage='memory', strategy='none', progress=False, say=lambda text: None, sampler=sampler)
+    assert states(study) == ['complete'] * 4 and len({tuple(t.params.items()) for t in study.trials}) == 4
+
+
 # --- time
 
 def test_a_budget_ends_a_study_and_a_larger_one_goes_on(storage):
@@ -497,10 +517,11 @@ def test_durations(text, seconds): assert seconds_of(text) == seconds
 
 # --- where it is kept
 
-def test_the_default_place_is_a_file_of_the_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize('name', ['mine', 'bert-1.5', 'my.log'])
+def test_the_default_place_is_a_file_of_the_run(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    study = tune(simulated_runner(), SPACE, 3, folds=3, name='mine', progress=False)
-    assert (tmp_path / 'runs/mine/study.db').is_file() and len(tune(simulated_runner(), SPACE, 4, folds=3, name='mine', progress=False).trials) == 4 and len(study.trials) == 4
+    study = tune(simulated_runner(), SPACE, 3, folds=3, name=name, progress=False)
+    assert (tmp_path / 'runs' / name / 'study.db').is_file() and len(tune(simulated_runner(), SPACE, 4, folds=3, name=name, progress=False).trials) == 4 and len(study.trials) == 4
 
 
 @pytest.mark.parametrize('where', ['study.db', 'study.log', 'sqlite:///{}/a.db', 'new/folder'])
@@ -579,10 +600,48 @@ def test_bad_input(tmp_path, case):
 
 
 @pytest.mark.parametrize('runner, said', [(lambda p, f: iter(()), 'gave no value in fold 0'), (lambda p, f: iter(['good']), "gave 'good' in fold 0, epoch 1; expected a number"), (lambda p, f: iter([None]), 'gave None'),
-                                          (lambda p, f: iter([True]), 'gave True'), (lambda p, f: iter([.1] * 4), 'more than 3 values in fold 0'), (lambda p, f: iter([(.1, .2)]), 'expected a number')], ids=range(6))
+                                          (lambda p, f: iter([True]), 'gave True'), (lambda p, f: iter([.1] * 4), 'more than 3 values in fold 0'), (lambda p, f: iter([(.1, .2)]), 'expected a number'),
+                                          (lambda p, f: None, 'the runner gave None for fold 0'), (lambda p, f: .5, 'the runner gave 0.5 for fold 0')], ids=range(8))
 def test_a_runner_that_gives_no_numbers(tmp_path, runner, said):
     with pytest.raises(InputError) as caught: run(runner, 3, storage=tmp_path / 'run' / 'study.db', epochs=3)
     assert said in str(caught.value) and not (tmp_path / 'run').exists()
+
+
+def test_bad_input_leaves_folders_and_an_old_study_as_they_were(tmp_path, monkeypatch):
+    bad = lambda p, f: iter(['good'])
+    with pytest.raises(InputError, match="gave 'good'"): run(bad, 3, storage=f'sqlite:///{tmp_path}/a.db')
+    assert tmp_path.is_dir() and not list(tmp_path.iterdir())
+    monkeypatch.chdir(tmp_path)
+    for where in ('study.db', 'runs/new', f'sqlite:///{tmp_path}/a/b.log'):
+        with pytest.raises(InputError, match="gave 'good'"): run(bad, 3, storage=where)
+        assert tmp_path.is_dir() and not list(tmp_path.iterdir()), where
+    for name in ('study.db', 'study.log'):
+        old = [t.values for t in run(simulated_runner(), 3, storage=tmp_path / name).trials]
+        with pytest.raises(InputError, match="gave 'good'"): run(bad, 3, storage=tmp_path / name, fresh=True)
+        assert not list(tmp_path.glob('*.old*')) and [t.values for t in run(simulated_runner(), 3, storage=tmp_path / name).trials] == old
+
+
+@pytest.mark.parametrize('text', ['epoch 1\nepoch 2\n', 'no end of line', '\n'])
+def test_a_file_that_is_no_journal_is_left_alone(tmp_path, text):
+    (tmp_path / 'train.log').write_text(text)
+    with pytest.raises(InputError, match='is no journal'): run(never, 3, storage=tmp_path / 'train.log')
+    assert (tmp_path / 'train.log').read_text() == text and not list(tmp_path.glob('*torn*'))
+
+
+def test_a_line_that_is_being_written_is_waited_for(tmp_path):
+    import threading
+    from optuna.storages.journal import JournalFileSymlinkLock
+    run(Counting(), 3, storage=tmp_path / 'study.log', strategy='none')
+    writer, line = JournalFileSymlinkLock(str(tmp_path / 'study.log')), (tmp_path / 'study.log').read_bytes().splitlines(keepends=True)[-1]
+    writer.acquire()
+    with open(tmp_path / 'study.log', 'ab') as file:
+        file.write(line[:20]); file.flush()
+        def finish(): time.sleep(.5); file.write(line[20:]); file.flush(); writer.release()
+        thread = threading.Thread(target=finish)
+        thread.start()
+        assert open_storage(tmp_path / 'study.log').note == ''
+        thread.join()
+    assert (tmp_path / 'study.log').read_bytes().endswith(line) and not list(tmp_path.glob('*torn*'))
 
 
 def test_storages_that_cannot_be_used(tmp_path):
@@ -658,6 +717,24 @@ def test_a_trainer_with_other_rows_is_another_study(trainer, tmp_path):
     assert not (tmp_path / 'new.db').exists()
 
 
+def test_other_tokens_under_the_same_labels_are_other_data(trainer):
+    from dataclasses import replace
+    from optkit.trainer import Trainer
+    rows = np.arange(90)
+    of = lambda store: TrainerRunner(Trainer(trainer.engine, store, trainer.config), [(rows[30:], rows[:30])]).fingerprint
+    tokens = trainer.store.tokens.clone()
+    tokens[5] += 1
+    assert of(trainer.store) == of(replace(trainer.store)) and of(replace(trainer.store, tokens=tokens)) != of(trainer.store)
+
+
+def test_new_folds_of_a_runner_keep_groups_whole(trainer):
+    from optkit.folds import stratified_folds
+    groups = np.arange(90) // 3
+    runner = TrainerRunner(trainer, stratified_folds(np.arange(90), trainer.store.labels.numpy(), 3, 0, groups), groups=groups)
+    for again in (runner.renewed(1), runner.renewed(1).renewed(2)):
+        for train, valid in again.folds: assert not set(groups[train]) & set(groups[valid])
+
+
 # --- many processes
 
 MODULE = textwrap.dedent('''
@@ -683,8 +760,8 @@ MANY = textwrap.dedent('''
 ''')
 
 
-def start_many(tmp_path, storage, trials, pause, workers=1):
-    (tmp_path / 'shared.py').write_text(MODULE); (tmp_path / 'many.py').write_text(MANY)
+def start_many(tmp_path, storage, trials, pause, workers=1, space='space'):
+    (tmp_path / 'shared.py').write_text(MODULE); (tmp_path / 'many.py').write_text(MANY.replace(' space, trials', f' {space}, trials'))
     env = dict(os.environ, PYTHONPATH=f'{ROOT}{os.pathsep}{tmp_path}', OMP_NUM_THREADS='1')
     return subprocess.Popen([sys.executable, str(tmp_path / 'many.py'), str(storage), str(trials), str(pause), str(tmp_path / 'log'), str(workers)], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True,
                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
@@ -769,22 +846,26 @@ def test_without_a_lock_the_numbers_decide(tmp_path):
     check_shared(load(tmp_path / 'study.db'), 9)
 
 
-def test_workers_are_processes(tmp_path):
-    process = start_many(tmp_path, tmp_path / 'study.db', 10, .1, workers=2)
+@pytest.mark.parametrize('where, space', [pytest.param('{}/study.db', 'space', marks=pytest.mark.slow), ('sqlite:///{}/study', "['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1:log']")], ids=['path', 'address and texts'])
+def test_workers_are_processes(tmp_path, where, space):
+    where = where.format(tmp_path)
+    process = start_many(tmp_path, where, 10, .1, workers=2, space=space)
     said = process.communicate(timeout=120)[1]
     assert process.returncode == 0, said
-    check_shared(load(tmp_path / 'study.db'), 10)
+    check_shared(load(where.split(':///')[-1]), 10)
     assert len({line.split()[0] for line in (tmp_path / 'log').read_text().splitlines()}) == 2
 
 
-def test_control_c_of_a_process_leaves_nothing_running(tmp_path):
-    process, until = start_many(tmp_path, tmp_path / 'study.db', 50, .1), time.monotonic() + 60
+@pytest.mark.parametrize('workers', [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_control_c_of_a_process_leaves_nothing_running(tmp_path, workers):
+    process, until = start_many(tmp_path, tmp_path / 'study.db', 150, .1, workers), time.monotonic() + 60
     while (not (tmp_path / 'log').exists() or (tmp_path / 'log').read_text().count('\n') < 5) and time.monotonic() < until: time.sleep(.02)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     study = load(tmp_path / 'study.db')
-    assert process.returncode != 0 and [t.state for t in study.trials if t.state in (TrialState.RUNNING, TrialState.WAITING)] == [TrialState.WAITING]
-    assert len(fold_scores(next(t for t in study.trials if t.state == TrialState.WAITING))) >= 1
+    left = [t.state for t in study.trials if t.state in (TrialState.RUNNING, TrialState.WAITING)]
+    assert process.returncode != 0 and set(left) == {TrialState.WAITING} and len(left) <= workers
+    if workers == 1: assert len(fold_scores(next(t for t in study.trials if t.state == TrialState.WAITING))) >= 1
 
 
 def test_a_running_trial_beats(storage):
