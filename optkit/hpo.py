@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 
 from .batch_finder import is_out_of_memory
 from .data import InputError
-from .folds import check_folds, stratified_folds
+from .folds import check_folds, strata_of, stratified_folds
 from .simulator import Replay, replay, simulated_runner
 from .storage import Place, is_dead, move_aside, open_storage, put_back, silent, sqlite_storage, worker_id, writing
 from .strategies import Course, History, Shape, Strategy, as_strategy, default_sampler, follow, told_value
@@ -67,7 +67,7 @@ class TrainerRunner:
         return dict(folds=digest.hexdigest()[:16], data=data.hexdigest()[:16], config=config)
 
     def renewed(self, seed: int) -> 'TrainerRunner': # the same rows, split anew
-        rows, labels = np.unique(np.concatenate([np.concatenate(f) for f in self.folds])), self.trainer.store.labels.cpu().numpy()
+        rows, labels = np.unique(np.concatenate([np.concatenate(f) for f in self.folds])), strata_of(self.trainer.store)
         config = type(self.trainer.config)(**{**asdict(self.trainer.config), 'seed': seed})
         return TrainerRunner(Trainer(self.trainer.engine, self.trainer.store, config), stratified_folds(rows, labels, len(self.folds), seed, self.groups), groups=self.groups)
 
@@ -267,8 +267,8 @@ def _as_runner(given, folds, seed):
         if not isinstance(folds, int): raise InputError('folds as row numbers go with a Trainer; a runner brings its own, so give their number')
         return given
     if isinstance(folds, int):
-        labels = given.store.labels.cpu().numpy()
-        check_folds(labels, tuple(f'{n}' for n in range(int(labels.max()) + 1)), folds, 'the store', held_out=False)
+        labels = strata_of(given.store)
+        if given.store.task == 'classification': check_folds(labels, tuple(f'{n}' for n in range(int(labels.max()) + 1)), folds, 'the store', held_out=False)
         folds = stratified_folds(np.arange(len(labels)), labels, folds, seed)
     return TrainerRunner(given, folds)
 

@@ -269,3 +269,14 @@ def test_train_and_evaluate_alternate_without_a_trace():
         trainer = Trainer(engine, store, c, on_step=lambda *_: engine.predict(store, np.arange(20)) if look else None)
         runs.append((trainer.refit(np.arange(ROWS)), [p.detach().clone() for p in engine.model.parameters()]))
     assert runs[0][0] == runs[1][0] and all(torch.equal(a, b) for a, b in zip(runs[0][1], runs[1][1]))
+
+
+@pytest.mark.parametrize('task', [t for t in TASKS if t != 'binary'])
+def test_a_study_splits_the_rows_of_each_task(task):
+    "A number of folds is enough: what they are stratified by follows from the task"
+    from optkit.hpo import _as_runner, tune
+    store, c = store_of(task), replace(BASE, epochs=1, metric=METRIC[task], patience=None)
+    trainer = Trainer(make_engine(model_of(task), c, HERE), store, c)
+    study = tune(trainer, lambda trial: dict(lr=trial.suggest_float('lr', 1e-4, 1e-2, log=True)), n_trials=2, folds=3, storage='memory', strategy='none', progress=False, say=lambda text: None)
+    assert len(study.trials) == 2 and all(math.isfinite(t.value) for t in study.trials)
+    assert len(_as_runner(trainer, 3, 0).renewed(7).folds) == 3
