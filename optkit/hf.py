@@ -47,7 +47,7 @@ def settings_of(
                  eval_batch=a.per_device_eval_batch_size, seed=a.seed, precision='bf16' if a.bf16 else 'fp16' if a.fp16 else 'fp32', tf32=a.tf32, compile=(a.torch_compile_mode or 'default') if a.torch_compile else None,
                  checkpointing='full' if checkpointing else 'off', patience=getattr(_stopping(trainer), 'early_stopping_patience', None), metric='custom' if own else 'loss', workers=a.dataloader_num_workers,
                  pin_memory=a.dataloader_pin_memory, persistent_workers=a.dataloader_persistent_workers, prefetch=a.dataloader_prefetch_factor or 2, keep=a.save_total_limit or 2,
-                 deterministic=a.full_determinism, **_warmup(a), **_OPTIMIZERS.get(str(_named(a.optim)), {}))
+                 deterministic=a.full_determinism, warmup_from_zero=True, **_warmup(a), **_OPTIMIZERS.get(str(_named(a.optim)), {}))
     if schedule == 'constant': found.update(warmup=0., warmup_steps=None)
     if str(_named(a.save_strategy)) == 'steps' and a.save_steps >= 1: found['save_every'] = int(a.save_steps)
     return found

@@ -71,6 +71,7 @@ class Hyperparameters:
     adapter_targets: str | tuple[str, ...] = 'all-linear' # modules, as peft takes them
     augment: float = 0. # share of the tokens of training rows that are noised each epoch, changes training; 0: off
     augment_by: str = 'replace' # one of `augment.AUGMENTS`
+    warmup_from_zero: bool = False # begin with a rate of 0, as transformers does, whose first step so changes nothing
 
 # %% ../nbs/03_trainer.ipynb #8dc4b025
 def _simple(value):
@@ -239,11 +240,12 @@ def lr_factor(
     total: int, # optimizer steps of the run
     warmup: float = 0., # share of `total`
     schedule: str = 'linear', # one of `SCHEDULES`
-    warmup_steps: int | None = None # instead of the share
+    warmup_steps: int | None = None, # instead of the share
+    from_zero: bool = False # begin with a rate of 0, as transformers does
 ) -> float: # share of the peak learning rate
     "Linear warm-up, then the schedule down to 0 after the last step"
     first = math.ceil(warmup * total) if warmup_steps is None else warmup_steps
-    if step < first: return (step + 1) / first
+    if step < first: return (step + (not from_zero)) / first
     done = (step - first) / max(1, total - first)
     return {'linear': 1 - done, 'cosine': .5 * (1 + math.cos(math.pi * done)), 'constant': 1.}[schedule]
 
@@ -575,7 +577,7 @@ def _read(self: Trainer):
 def _lr(self: Trainer, step):
     c, p = self.config, self.position
     again = min(1., (step - p.again_from + 1) / p.again) if p.again else 1.
-    return c.lr * p.scale * again * lr_factor(step, p.total, c.warmup, c.schedule, c.warmup_steps)
+    return c.lr * p.scale * again * lr_factor(step, p.total, c.warmup, c.schedule, c.warmup_steps, c.warmup_from_zero)
 
 # %% ../nbs/03_trainer.ipynb #403d2c3e
 @patch

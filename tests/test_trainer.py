@@ -49,6 +49,8 @@ def test_schedules_are_those_of_transformers(schedule, warmup, total):
     plain, found = theirs(schedule, total, first), [lr_factor(n, total, warmup, schedule) for n in range(total + 1)]
     if first < total: assert found[first:] == pytest.approx(plain[first:], abs=1e-9)  # else the warm-up never ends
     for n in range(first): assert found[n] == pytest.approx(plain[n + 1] if n + 1 < first else 1.) and found[n] > 0 and found[n] == pytest.approx((n + 1) / first)
+    zero = [lr_factor(n, total, warmup, schedule, from_zero=True) for n in range(total + 1)]
+    assert zero[:first] == pytest.approx(plain[:first], abs=1e-9) and zero[first:] == found[first:]
     if schedule != 'constant' and first < total: assert found[total] == pytest.approx(0, abs=1e-12)
 
 

@@ -57,9 +57,10 @@ def test_a_classifier_script(tmp_path):
     assert logits.metrics['test_agreement'] == pytest.approx(result.score)
 
 
-def test_the_same_steps_as_theirs(tmp_path):
-    "Full batches, so that no order matters, a constant rate: their losses are ours"
-    same = dict(per_device_train_batch_size=64, gradient_accumulation_steps=1, num_train_epochs=6, lr_scheduler_type='constant', warmup_steps=0, optim='adamw_torch')
+@pytest.mark.parametrize('schedule', [dict(lr_scheduler_type='constant', warmup_steps=0), dict(lr_scheduler_type='linear', warmup_steps=3)], ids=['constant', 'warm-up'])
+def test_the_same_steps_as_theirs(tmp_path, schedule):
+    "Full batches, so that no order matters: their losses are ours"
+    same = dict(per_device_train_batch_size=64, gradient_accumulation_steps=1, num_train_epochs=6, optim='adamw_torch', **schedule)
     theirs, ours = script_of_a_classifier(tmp_path / 'a', **same), from_hf(script_of_a_classifier(tmp_path / 'b', **same), HERE)
     theirs.callback_handler.callbacks = [c for c in theirs.callback_handler.callbacks if not isinstance(c, EarlyStoppingCallback)]
     theirs.train()
