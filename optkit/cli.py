@@ -100,6 +100,7 @@ def _run(name, work, common, given):
     terminal = None
     try:
         terminal = Terminal(*common)
+        _refuse_empty(given)
         with terminal: _show(terminal, work(terminal, **given))
         return 0
     except ValueError as exc:
@@ -111,6 +112,11 @@ def _run(name, work, common, given):
     except BrokenPipeError: # whoever read the output, `head` for instance, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), terminal.out.fileno()) # so that Python's last flush finds a place
         return 0
+
+def _refuse_empty(given): # an empty folder would be the one in which the command stands
+    if (name := next((n for n, v in given.items() if v == ''), None)) is None: return
+    from optkit.data import InputError
+    raise InputError(f"{'RUN' if name == 'run' else '--' + name.replace('_', '-')} is empty; give it a value, or leave it out")
 
 _GIVEN = [] # arguments of the command that runs, which `main` may have been given by other code
 

@@ -30,7 +30,7 @@ from .augment import AUGMENTS, augmented, check_augment
 from .batch_finder import is_out_of_memory, planned_updates
 from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
 from .data import IGNORED, LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
-from .engine import CHECKPOINTING, OPTIMIZERS, Engine, plan_batch, plan_evaluation, plan_table, plan_tokens, training_flops, with_labels
+from .engine import CHECKPOINTING, OPTIMIZERS, Engine, model_length, plan_batch, plan_evaluation, plan_table, plan_tokens, training_flops, with_labels
 from .fast import FastEngine
 from .hardware import Choice
 from .hf import left_out, rows_of, settings_of, store_of
@@ -368,6 +368,12 @@ def _check_head(model, store):
         raise InputError(f'the labels need {found} outputs, but the head of {type(model).__name__} has {head}; load the model with num_labels={found}')
     largest, known = int(store.tokens.max().item()), int(model.get_input_embeddings().weight.shape[0])
     if largest >= known: raise InputError(f'the store holds the token {largest}, but {type(model).__name__} knows {known} tokens; take the tokenizer of this model')
+    if (longest := int(store.lengths.max())) > (places := _positions(model)): raise InputError(f'a row has {longest} tokens, but {type(model).__name__} has {places} positions; tokenise with max_length={places}')
+
+def _positions(model):
+    "Tokens for which there are places where a model learns one a position, beyond which a GPU fails for good; no limit elsewhere"
+    learnt = any(isinstance(m, torch.nn.Embedding) and name.rpartition('.')[2] in ('position_embeddings', 'wpe', 'embed_positions') for name, m in model.named_modules())
+    return model_length(model) if learnt else math.inf
 
 # %% ../nbs/03_trainer.ipynb #ba06a2df
 def balanced_weights(

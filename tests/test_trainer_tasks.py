@@ -280,3 +280,21 @@ def test_a_study_splits_the_rows_of_each_task(task):
     study = tune(trainer, lambda trial: dict(lr=trial.suggest_float('lr', 1e-4, 1e-2, log=True)), n_trials=2, folds=3, storage='memory', strategy='none', progress=False, say=lambda text: None)
     assert len(study.trials) == 2 and all(math.isfinite(t.value) for t in study.trials)
     assert len(_as_runner(trainer, 3, 0).renewed(7).folds) == 3
+
+
+@pytest.mark.parametrize('kind', ['bert', 'roberta', 'gpt2', 'deberta', 'llama'])
+def test_rows_beyond_the_positions_of_a_model_are_refused_before_the_first_step(kind):
+    "On a GPU the lookup would end every later call of the process"
+    small = SMALL | dict(max_position_embeddings=16)
+    model = dict(bert=lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**small, num_labels=3)),
+                 roberta=lambda: transformers.RobertaForSequenceClassification(transformers.RobertaConfig(**small | dict(max_position_embeddings=17), num_labels=3)),  # they begin behind the padding token
+                 gpt2=lambda: transformers.GPT2ForSequenceClassification(transformers.GPT2Config(vocab_size=60, n_embd=16, n_layer=1, n_head=2, n_positions=16, pad_token_id=0, num_labels=3)),
+                 deberta=lambda: transformers.DebertaV2ForSequenceClassification(transformers.DebertaV2Config(**small, num_labels=3, relative_attention=True, position_biased_input=False, pos_att_type=['c2p', 'p2c'])),
+                 llama=lambda: transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**small, num_key_value_heads=1, num_labels=3)))[kind]()
+    store, c = store_of('classification'), replace(BASE, epochs=1)
+    trainer = Trainer(make_engine(model, c, HERE), store, c)
+    assert store.lengths.max() > 16
+    fit = lambda: trainer.fit(np.arange(30), np.arange(30, ROWS))
+    if kind in ('deberta', 'llama'): assert math.isfinite(fit().history[-1].valid_loss)
+    else:
+        with pytest.raises(InputError, match='has 16 positions; tokenise with max_length=16'): fit()
