@@ -590,6 +590,7 @@ def places_problem(engine, call: PlacedPacking, store: TokenStore, exact: bool =
     limit = 1e-4 if exact and next(engine.model.parameters()).dtype == torch.float32 else max(3e-2, 3 * rounding / size) # how much 16 bits cost a model is its own
     return '' if off / size < limit else f'logits of rows in places differ from those of a padded batch by {off / size:.1g} of their size'
 
+# %% ../nbs/02h_fast.ipynb #5b1998da
 @patch
 def call_for(self: FastEngine, store: TokenStore):
     "How the model is called on this store's rows: `PlacedPacking`, or the model itself on padded rows"

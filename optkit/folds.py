@@ -99,6 +99,7 @@ def _check_split(rows, labels, k, groups):
     if labels.ndim != 1: raise InputError(f'labels to stratify by have the shape {labels.shape}, expected one class a row; strata_of(store) makes them')
     for name, of in (('labels', labels), ('groups', groups)):
         if of is not None and len(of) <= rows.max(): raise InputError(f'{len(of)} {name}, but the rows to split go up to {rows.max()}; expected one for each row of the store')
+    _check_groups(groups, rows, k)
     if (most := np.unique(labels[rows], return_counts=True)[1].max()) < k:
         raise InputError(f'no label, or set of labels, has {k} rows (the most is {most}), so {k} folds cannot be stratified by them; take fewer folds, or labels of zeros to split at random')
 
@@ -112,7 +113,6 @@ def stratified_folds(
     "Stratified folds over rows of a store, by scikit-learn. Raises `InputError` for what cannot be split so."
     rows, labels = np.asarray(rows), np.asarray(labels)
     _check_split(rows, labels, k, groups)
-    _check_groups(groups, rows, k)
     inside = None if groups is None else np.asarray(groups)[rows]
     return [(rows[a], rows[b]) for a, b in _splitter(k, seed, groups).split(rows, labels[rows], inside)]
 

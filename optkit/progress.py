@@ -139,6 +139,7 @@ def add_readings(
         found.append(now)
     return found
 
+# %% ../nbs/02e_progress.ipynb #2671732c
 def readings_folder(folder: Path) -> Path:
     "Where the readings of a run lie: in it, or, of one over folds, in the fold that was begun last"
     if (folder / 'progress.json').is_file(): return folder
