@@ -161,7 +161,7 @@ def _torn(path):
     return [l for l, w in zip(lines, whole) if w], [l for l, w in zip(lines, whole) if not w]
 
 def _is_json(line):
-    try: return 'op_code' in json.loads(line)
+    try: return isinstance(found := json.loads(line), dict) and 'op_code' in found
     except ValueError: return False
 
 def _now(): return datetime.now().strftime('%Y%m%d-%H%M%S-%f')[:-3]

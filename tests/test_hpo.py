@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 from optkit.data import InputError
 from optkit.hpo import (EFFECTIVE_BATCHES, TrainerRunner, as_space, best_complete, complete_table, courses, curves, default_space, ended, fold_scores, next_with_key, parse_space,
                         requeue_interrupted, seconds_of, simulated_runner, spent, sqlite_storage, study_summary, tune, what_if)
-from optkit.storage import open_storage
+from optkit.storage import open_storage, repair_journal
 from optkit.strategies import Racing, Strategy, as_strategy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -922,3 +922,10 @@ def test_a_fold_is_one_write_where_no_pruner_reads_along(tmp_path, monkeypatch):
     writes.clear()
     tune(runner, ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 2, folds=2, strategy='reports', storage=tmp_path, name='other', progress=False, say=lambda text: None)
     assert {n for n in writes if n} == {1}, 'a pruner of Optuna reads each value from the study'
+
+
+@pytest.mark.parametrize('line', ['5', '[1]', 'null', '"op_code"'])
+def test_json_that_is_no_entry_of_a_journal_counts_as_torn(tmp_path, line):
+    path = tmp_path / 'study.log'
+    path.write_text('{"op_code": 0}\n' + line + '\n')
+    assert '1 torn lines were dropped, 1 kept' in repair_journal(path) and path.read_text() == '{"op_code": 0}\n'
