@@ -11,7 +11,7 @@ Each peer trains in a thread of its own that stops after every few steps; the co
 on at a time. Peers keep their batches grouped by length; ours are exact: each step holds the rows of a plain
 seeded sampler. Rows a step, lengths, optimizer, clipping and dropout are the same for all.
 """
-import argparse, json, os, subprocess, sys, tempfile, threading, time
+import argparse, contextlib, json, os, subprocess, sys, tempfile, threading, time
 from dataclasses import asdict
 
 import numpy as np
@@ -26,6 +26,7 @@ from optkit.precision import choose_precision
 from optkit.timing import Variant, compare, record, save_records
 
 ROWS = 32  # of an optimizer step
+WITHOUT = 'warm, compiler imported'  # in a process that has compiled something before, as every later engine of a study
 
 
 def model_of(shape, small):
@@ -165,8 +166,10 @@ def kernels(work, count, top=25):
 
 def start_once(args):
     "Seconds to the first update in this process, printed as JSON"
-    begin = time.perf_counter()
     keep_compiled(args.once)
+    begin = time.perf_counter()
+    if args.imported: import torch._dynamo, torch._inductor.compile_fx
+    imported = time.perf_counter()
     hw = detect()
     model, store = model_of(args.shape, args.small), rows_of(500 if args.small else 30000, 512 if args.small else 8192, 64 if args.small else 512)
     ready = time.perf_counter()
@@ -180,23 +183,24 @@ def start_once(args):
     many = time.perf_counter()
     work.engine.reset(lr=1e-5)
     wait()
-    print(json.dumps(dict(data_and_model_s=ready - begin, engine_s=made - ready, first_step_s=first - made, first_update_s=first - ready, all_shapes_s=many - ready, reset_s=time.perf_counter() - many, note=repr(work.engine))))
+    print(json.dumps(dict(imports_s=imported - begin, data_and_model_s=ready - imported, engine_s=made - ready, first_step_s=first - made, first_update_s=first - ready, all_shapes_s=many - ready, reset_s=time.perf_counter() - many, note=repr(work.engine))))
 
 
 def start(args):
     "First updates in processes of their own: cold, then with what was compiled before"
-    with tempfile.TemporaryDirectory() as folder:
-        env, found = {k: v for k, v in os.environ.items() if k not in ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR')}, []
-        for kind in ('cold', 'warm', 'warm'):
-            done = subprocess.run([sys.executable, __file__, '--shape', args.shape, *(['--small'] if args.small else []), '--once', folder], env=env, stdout=subprocess.PIPE, text=True)
+    with contextlib.nullcontext(args.cache) if args.cache else tempfile.TemporaryDirectory() as folder:
+        env, found = {k: v for k, v in os.environ.items() if k not in ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR', 'PYTHONDONTWRITEBYTECODE')}, []
+        env['PYTHONPYCACHEPREFIX'] = os.path.join(os.path.abspath(folder), 'python') # some images keep no bytecode, others have that of all packages: neither would be cold first and then warm
+        for kind in ('cold', 'warm', 'warm', WITHOUT, WITHOUT):
+            done = subprocess.run([sys.executable, __file__, '--shape', args.shape, *(['--small'] if args.small else []), *(['--imported'] if kind == WITHOUT else []), '--once', folder], env=env, stdout=subprocess.PIPE, text=True)
             if done.returncode: sys.exit(f'the {kind} start ended with {done.returncode}')
             found.append(dict(start=kind, **json.loads(done.stdout.splitlines()[-1])))
             print(found[-1], flush=True)
     hw = detect()
     rows = [dict(variant=f'optkit, {k}', baseline='none', repeats=len(of), seconds={q: float(np.quantile([f['first_update_s'] for f in of], v)) for q, v in (('p20', .2), ('p50', .5), ('p80', .8))})
-            for k in ('cold', 'warm') for of in [[f for f in found if f['start'] == k]]]
+            for k in ('cold', 'warm', WITHOUT) for of in [[f for f in found if f['start'] == k]]]
     save_records(f'{args.out}/{args.shape}-start-{hw.card}.json', rows, hw, 'python bench/peers.py --start' + (f' --shape {args.shape}' if args.shape != 'w1' else ''), starts=json.dumps(found),
-                 note='seconds from a model and its data in host memory to the end of the first optimizer step; imports are not counted')
+                 note='seconds from a model and its data in host memory to the end of the first optimizer step; imports of torch and optkit are not counted, that of the compiler of torch at its first use is, except in the last row')
 
 
 def main():
@@ -210,7 +214,9 @@ def main():
     parser.add_argument('--limit', type=float, default=float('inf'), help='seconds of all: what building takes longer, the comparison gets less')
     parser.add_argument('--per-round', type=int, default=50, help='steps of each variant in a round; peers that group by length repeat their lengths every 50')
     parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
+    parser.add_argument('--cache', help='an empty folder in which --start leaves what was compiled; a temporary one without')
     parser.add_argument('--once', help=argparse.SUPPRESS)
+    parser.add_argument('--imported', action='store_true', help=argparse.SUPPRESS)
     parser.add_argument('--out', default='bench/results', help='folder of the record')
     args = parser.parse_args()
     if args.small and args.out == 'bench/results': args.out = tempfile.mkdtemp()

@@ -526,7 +526,8 @@ def _capture(self: FastEngine, work, before=2):
         for _ in range(before): work()
     here.wait_stream(side)
     graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
-    gc.collect(); gc.disable() # a graph of an engine that is gone must not be taken apart while this one is captured
+    if torch.cuda.memory_reserved(self.device) > torch.cuda.get_device_properties(self.device).total_memory / 2: gc.collect() # takes a third of a second
+    gc.disable() # a graph of an engine that is gone must not be taken apart while this one is captured
     try:
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode='thread_local'): work()
     finally:
@@ -591,6 +592,11 @@ def places_problem(engine, call: PlacedPacking, store: TokenStore, exact: bool =
     return '' if off / size < limit else f'logits of rows in places differ from those of a padded batch by {off / size:.1g} of their size'
 
 # %% ../nbs/02h_fast.ipynb #5b1998da
+def _said(exc) -> str:
+    "An error in one line; TorchScript's first line only says that there was one"
+    lines = [l for l in str(exc).splitlines() if l.strip()] or ['']
+    return f'{type(exc).__name__}: {lines[-1 if "TorchScript interpreter" in lines[0] else 0].strip()[:200]}'
+
 @patch
 def call_for(self: FastEngine, store: TokenStore):
     "How the model is called on this store's rows: `PlacedPacking`, or the model itself on padded rows"
@@ -605,13 +611,13 @@ def call_for(self: FastEngine, store: TokenStore):
             except InputError as exc: problem = str(exc)
             except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as exc: # a model that wants something else of its inputs
                 if is_out_of_memory(exc): raise
-                problem = f'{type(exc).__name__}: {(str(exc).splitlines() or [""])[0][:160]}'
+                problem = _said(exc)
         if problem: call = self.model; self.notes.append(f'rows are padded: {problem}')
         elif call is not self.model: self._try_end_to_end(call, store)
         self.calls[key] = call
     return self.calls[key]
 
-# %% ../nbs/02h_fast.ipynb #5b1998da
+# %% ../nbs/02h_fast.ipynb #5b1998db
 @patch
 def _try_end_to_end(self: FastEngine, call, store):
     "Let attention take rows end to end where it can, after a trial in the format of the steps"
@@ -621,7 +627,7 @@ def _try_end_to_end(self: FastEngine, call, store):
     try: problem = places_problem(self, call, store, exact=False)
     except (RuntimeError, TypeError, ValueError) as exc: # a build of torch without the kernel, or with another one
         if is_out_of_memory(exc): raise
-        problem = f'{type(exc).__name__}: {(str(exc).splitlines() or [""])[0][:160]}'
+        problem = _said(exc)
     if problem: call.end_to_end = False; self.notes.append(f'rows go into places: {problem}')
 
 # %% ../nbs/02h_fast.ipynb #e395c113
@@ -655,7 +661,7 @@ def _ready(self: FastEngine, store, rows, weight):
 @patch
 def _lower(self: FastEngine, exc) -> bool: # whether there is something to try
     "After a failure to build: fewer rows at once, or no graphs, or no compiler, with a note"
-    said = f'{type(exc).__name__}: {(str(exc).splitlines() or [""])[0][:200]}'
+    said = _said(exc)
     if is_out_of_memory(exc):
         widest = max((k[1] for k in self.known), default=self.at_once)
         if widest == 1: return False
@@ -742,7 +748,7 @@ def predict(self: FastEngine, store: TokenStore, rows: np.ndarray, batch: int = 
         except Exception as exc: # as in training: with a note, the plain way
             traceback.clear_frames(exc.__traceback__)
             self.forward_in_places, self.built = False, {k: v for k, v in self.built.items() if len(k) == 2}
-            self.notes.append(f'evaluation is plain: {type(exc).__name__}: {(str(exc).splitlines() or [""])[0][:200]}')
+            self.notes.append(f'evaluation is plain: {_said(exc)}')
     return Engine.predict(self, store, rows, batch, on_device)
 
 @patch
