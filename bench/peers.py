@@ -186,8 +186,17 @@ def start_once(args):
     print(json.dumps(dict(imports_s=imported - begin, data_and_model_s=ready - imported, engine_s=made - ready, first_step_s=first - made, first_update_s=first - ready, all_shapes_s=many - ready, reset_s=time.perf_counter() - many, note=repr(work.engine))))
 
 
+def start_record(args, found, hw):
+    "The record of the starts so far"
+    rows = [dict(variant=f'optkit, {k}', baseline='none', repeats=len(of), seconds={q: float(np.quantile([f['first_update_s'] for f in of], v)) for q, v in (('p20', .2), ('p50', .5), ('p80', .8))})
+            for k in ('cold', 'warm', WITHOUT) for of in [[f for f in found if f['start'] == k]] if of]
+    save_records(f'{args.out}/{args.shape}-start-{hw.card}.json', rows, hw, 'python bench/peers.py --start' + (f' --shape {args.shape}' if args.shape != 'w1' else ''), starts=json.dumps(found),
+                 note='seconds from a model and its data in host memory to the end of the first optimizer step; imports of torch and optkit are not counted, that of the compiler of torch at its first use is, except in the last row')
+
+
 def start(args):
     "First updates in processes of their own: cold, then with what was compiled before"
+    hw = detect()
     with contextlib.nullcontext(args.cache) if args.cache else tempfile.TemporaryDirectory() as folder:
         env, found = {k: v for k, v in os.environ.items() if k not in ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR', 'PYTHONDONTWRITEBYTECODE')}, []
         env['PYTHONPYCACHEPREFIX'] = os.path.join(os.path.abspath(folder), 'python') # some images keep no bytecode, others have that of all packages: neither would be cold first and then warm
@@ -196,11 +205,7 @@ def start(args):
             if done.returncode: sys.exit(f'the {kind} start ended with {done.returncode}')
             found.append(dict(start=kind, **json.loads(done.stdout.splitlines()[-1])))
             print(found[-1], flush=True)
-    hw = detect()
-    rows = [dict(variant=f'optkit, {k}', baseline='none', repeats=len(of), seconds={q: float(np.quantile([f['first_update_s'] for f in of], v)) for q, v in (('p20', .2), ('p50', .5), ('p80', .8))})
-            for k in ('cold', 'warm', WITHOUT) for of in [[f for f in found if f['start'] == k]]]
-    save_records(f'{args.out}/{args.shape}-start-{hw.card}.json', rows, hw, 'python bench/peers.py --start' + (f' --shape {args.shape}' if args.shape != 'w1' else ''), starts=json.dumps(found),
-                 note='seconds from a model and its data in host memory to the end of the first optimizer step; imports of torch and optkit are not counted, that of the compiler of torch at its first use is, except in the last row')
+            start_record(args, found, hw) # after each: a run that is cut off leaves what it has
 
 
 def main():
