@@ -506,15 +506,28 @@ def _switched(self: FastEngine, call, compiled=True):
     base = getattr(self.model, getattr(self.model, 'base_model_prefix', '') or ' ', self.model)
     layers = _same_layers(base) if self.layers and compiled else []
     if layers and '_compiled' not in self.__dict__: self._compiled = _any_tokens(torch.compile(type(layers[0]).forward)) if self.dynamic else torch.compile(type(layers[0]).forward)
+    encoders = [] if isinstance(call, PlacedPacking) else [m for m in self.model.modules() if hasattr(m, 'get_rel_pos')]
     limit = torch._dynamo.config.patch(recompile_limit=64) if layers else nullcontext()
     cached = torch.is_autocast_cache_enabled()
     try:
         torch.set_autocast_cache_enabled(False) # a cast that is kept would be made once, and not when the graph is replayed
         for layer in layers: layer.forward = types.MethodType(self._compiled, layer)
+        for n, encoder in enumerate(encoders): encoder.get_rel_pos = _kept_positions(encoder, self.__dict__.setdefault('positions', {}).setdefault(n, {}))
         with limit, call.switched() if isinstance(call, PlacedPacking) else nullcontext(), self.precision.applied(): yield
     finally:
         torch.set_autocast_cache_enabled(cached)
         for layer in layers: layer.__dict__.pop('forward', None)
+        for encoder in encoders: encoder.__dict__.pop('get_rel_pos', None)
+
+def _kept_positions(encoder, kept):
+    "DeBERTa's distances in a padded batch, made once for each length: transformers copies a number from host memory for them, which no capture allows"
+    make = type(encoder).get_rel_pos
+    def get_rel_pos(hidden_states, query_states=None, relative_pos=None):
+        if query_states is not None or relative_pos is not None: return make(encoder, hidden_states, query_states, relative_pos)
+        key = hidden_states.shape[-2], hidden_states.device
+        if key not in kept: kept[key] = make(encoder, hidden_states)
+        return kept[key]
+    return get_rel_pos
 
 @patch
 def _capture(self: FastEngine, work, before=2):

@@ -39,6 +39,12 @@ def test_every_name_of_a_notebook_is_bound(path):
     assert not missing - {*(optkit_all.__all__ if path.stem == '07_all' else ())} # which binds by globals()
 
 
+@pytest.mark.parametrize('path', runner.find(), ids=lambda path: path.stem)
+def test_every_cell_has_an_id_of_its_own(path):
+    ids = [cell['id'] for cell in json.loads(path.read_text('utf-8'))['cells']]
+    assert len(ids) == len({*ids})
+
+
 def test_what_is_unbound_is_seen():
     assert unbound(['import os as o\nfor i in range(3): a = i', 'def f(x): return x + a + o.sep + i', 'b = [n for n in f(1)]\nlater = lambda: f(b)']) == set()
     assert unbound(['a = lost', 'def f(): return [gone for n in f()]', 'c += 1']) == {'lost', 'gone', 'c'}
