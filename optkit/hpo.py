@@ -384,7 +384,7 @@ def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
         trial = self.study.ask(self.plan.space.fixed) if self.plan.space.fixed else self.study.ask()
         HELD.add((self.study.study_name, trial.number))
         trial.set_user_attr('worker', self.me)
-        if n is not None and counts(trial.number) >= n: # without a lock: others came first
+        if n is not None and not self.alone and counts(trial.number) >= n: # without a lock: others came first
             trial.set_user_attr('interrupted', 'surplus')
             self.told(trial, state=TrialState.FAIL)
             return None
@@ -475,7 +475,8 @@ def begin(self: Search, trial, params) -> Running:
 @patch
 def _kept(self: Search, trial, stride):
     "Values that the interrupted trials before this one left; the fullest, since the last may have been cut short while it copied them"
-    trials, old, best = self.trials(), trial.user_attrs.get('resumed_from'), []
+    old, best = trial.user_attrs.get('resumed_from'), []
+    trials = self.trials() if old is not None else ()
     while old is not None:
         found = curves(trials[old], stride)
         best, old = max(best, found, key=lambda c: sum(map(len, c))), trials[old].user_attrs.get('resumed_from')
