@@ -197,6 +197,7 @@ def start_record(args, found, hw):
 def start(args):
     "First updates in processes of their own: cold, then with what was compiled before"
     hw = detect()
+    if args.cache and os.path.exists(args.cache) and os.listdir(args.cache): sys.exit(f'{args.cache} is not empty, so the first start would not be cold; take another folder')
     with contextlib.nullcontext(args.cache) if args.cache else tempfile.TemporaryDirectory() as folder:
         env, found = {k: v for k, v in os.environ.items() if k not in ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR', 'PYTHONDONTWRITEBYTECODE')}, []
         env['PYTHONPYCACHEPREFIX'] = os.path.join(os.path.abspath(folder), 'python') # some images keep no bytecode, others have that of all packages: neither would be cold first and then warm

@@ -8,7 +8,7 @@ __all__ = ['Shape', 'length_ladder', 'fill', 'Costs', 'cut', 'choose_shapes', 'P
            'keep_compiled']
 
 # %% ../nbs/02h_fast.ipynb #fd0b6fc1
-import gc, math, os, time, traceback, weakref
+import gc, math, os, re, time, traceback, weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -417,6 +417,7 @@ class FastEngine(Engine):
         dynamic: bool = True, # compile once for any number of tokens; False: as torch decides
         **kwargs # of `Engine`
     ):
+        if min(at_once, most) < 1 or octave not in (1, 2): raise InputError(f'at_once {at_once}, most {most}, octave {octave}: expected numbers from 1 on, and 1 or 2 lengths an octave')
         super().__init__(model, precision, **kwargs)
         cuda = self.device.type == 'cuda'
         self.at_once, self.most, self.ladder, self.dynamic, self.beside, self.end_to_end = at_once, most, dict(least=least, octave=octave), dynamic, beside, end_to_end
@@ -461,6 +462,8 @@ def _update(self: FastEngine):
 @patch
 def set(self: FastEngine, **values):
     "Values of the next steps, see `Engine.set`; they go into tensors that the graphs read"
+    given, head = values.get('class_weights'), getattr(self.model.config, 'num_labels', None)
+    if given is not None and len(given) and head and len(given) != head: raise InputError(f'{len(given)} class_weights for a head of {head} classes') # no reason to leave out graphs or the compiler
     Engine.set(self, **values)
     if self.__dict__.get('reason', 'not yet'): return
     self.optimizer.max_norm.fill_(self.max_grad_norm or math.inf)
@@ -606,9 +609,10 @@ def places_problem(engine, call: PlacedPacking, store: TokenStore, exact: bool =
 
 # %% ../nbs/02h_fast.ipynb #5b1998da
 def _said(exc) -> str:
-    "An error in one line; TorchScript's first line only says that there was one"
-    lines = [l for l in str(exc).splitlines() if l.strip()] or ['']
-    return f'{type(exc).__name__}: {lines[-1 if "TorchScript interpreter" in lines[0] else 0].strip()[:200]}'
+    "An error in one line; TorchScript's first line only says that there was one, and CUDA's last ones say how to debug it"
+    name, lines = type(exc).__name__, [l for l in str(exc).splitlines() if l.strip()] or ['']
+    said = next((l for l in lines if re.match(r'[\w.]*(Error|Exception): ', l)), lines[-1]) if 'TorchScript interpreter' in lines[0] else lines[0]
+    return f'{name}: {said.strip().removeprefix(f"{name}: ")[:200]}'
 
 @patch
 def call_for(self: FastEngine, store: TokenStore):
@@ -756,7 +760,7 @@ def _build_forward(self: FastEngine, shape, store, call, placed):
 def predict(self: FastEngine, store: TokenStore, rows: np.ndarray, batch: int = 64, on_device: bool = True): # as of `Engine.predict`
     "Outputs of rows, in their order, see `Engine.predict`"
     rows = np.asarray(rows)
-    if not self.reason and self.forward_in_places and store.targets is None and isinstance(self.call_for(store), PlacedPacking):
+    if not self.reason and len(rows) and self.forward_in_places and store.targets is None and isinstance(self.call_for(store), PlacedPacking):
         try: return self._predict_in_places(store, rows, on_device)
         except Exception as exc: # as in training: with a note, the plain way
             traceback.clear_frames(exc.__traceback__)

@@ -567,6 +567,13 @@ def decide(self: Trainer, what: str, choice: Choice):
     self.meter.note = f'{what}: {choice.reason}'
 
 @patch
+def _engine_notes(self: Trainer):
+    "What the fast engine does otherwise than asked for, with its reason, once a run"
+    engine, known = self.engine, {d['reason'] for d in self.position.decisions if d['what'] == 'fast engine'}
+    for said in dict.fromkeys([engine.reason] if engine.reason else engine.notes) if isinstance(engine, FastEngine) else ():
+        if said not in known: self.decide('fast engine', Choice('plain steps' if engine.reason else 'in part', said))
+
+@patch
 def _read(self: Trainer):
     "The losses since the last look: into the epoch's mean and the progress, or `Broken`"
     if not self.pending: return
@@ -577,6 +584,7 @@ def _read(self: Trainer):
         p.loss_sum += value * weight; p.weight_sum += weight; used += weight
         if p.watch.add(value) and not p.recovered and self.config.recover: raise Broken(step, rows, f'the loss has broken: {value:.4g}, after {p.watch.lowest:.4g} on average')
     now = self.meter.read(p.done, p.epoch, float(np.mean(values)))
+    self._engine_notes()
     if self.bar is not None: self.bar.set_postfix_str(', '.join(part for part in repr(now).split(', ')[2:] if not part.startswith('left')))
 
 @patch
@@ -922,6 +930,7 @@ def fit(self: Trainer,
     if not real and not self.stopping: raise InputError('no epoch was trained')
     best = max(real, key=lambda e: e.score) if real else None
     self.engine.restore_best()
+    self._engine_notes() # of the last evaluation too
     result = FitResult(best.score if best else math.nan, best.epoch if best else 0, tuple(p.history), len(p.history) < c.epochs and not self.stopping, p.done, time.perf_counter() - start, c,
                        tuple(p.decisions), self.stopping and not p.finished)
     if self.folder and not self.rank and p.finished:

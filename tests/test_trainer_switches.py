@@ -1,5 +1,5 @@
 "A switch for each claim about a step; 8-bit AdamW and models in 4 bits, with a stand-in where the library is missing"
-import csv, subprocess, sys, textwrap, types
+import csv, json, subprocess, sys, textwrap, types
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import optkit.trainer
 from optkit import engine as engine_module
 from optkit.data import InputError, example_table, steps, tokenise, word_tokenizer
 from optkit.engine import Engine, example_model, make_optimizer
+from optkit.fast import FastEngine
 from optkit.hardware import hardware_with
 from optkit.precision import choose_precision
 from optkit.trainer import CLAIM_SWITCHES, NO_SWITCH, TrainConfig, Trainer, make_engine
@@ -51,6 +52,26 @@ def test_graphs_are_a_switch_of_the_fast_engine(monkeypatch, store):
     with pytest.raises(InputError, match='CUDA graphs need a GPU'): make_engine(example_model(), on, HERE)
     with pytest.raises(ValueError, match='graphs are for the fast engine'): TrainConfig(graphs=True)
     assert losses_of(make_engine(example_model(dropout=0.), off, HERE), off, store) == pytest.approx(losses_of(make_engine(example_model(dropout=0.), TrainConfig(), HERE), off, store), rel=1e-5)
+
+
+def test_a_run_says_why_the_fast_engine_is_not(store, monkeypatch, tmp_path):
+    "In its result and its file: plain steps from the start, what could not be built, an evaluation that could not; and nothing where nothing was wrong"
+    def run(name, before=lambda engine: None, **changes):
+        config = TrainConfig(epochs=1, fast=True, precision='fp32', **changes)
+        engine = make_engine(example_model(), config, HERE)
+        before(engine)
+        results = [Trainer(engine, store, config, folder=tmp_path / name / fold).fit(np.arange(40), np.arange(40, 60)) for fold in '01']
+        assert all(list(r.decisions) == json.loads((tmp_path / name / fold / 'train.json').read_text())['decisions'] for fold, r in zip('01', results))
+        first, second = ([(d['value'], d['reason']) for d in r.decisions if d['what'] == 'fast engine'] for r in results)
+        assert first == second  # each fold of the same engine
+        return first
+    assert run('fast') == []
+    assert run('plain', checkpointing='full') == [('plain steps', 'gradient checkpointing is full')]
+    monkeypatch.setattr('optkit.fast.places_problem', lambda *a: 'a planted problem')
+    assert run('padded') == [('in part', 'rows are padded: a planted problem')]
+    monkeypatch.undo()
+    monkeypatch.setattr(FastEngine, '_build_forward', lambda *a: (_ for _ in ()).throw(RuntimeError('not in a capture')))
+    assert run('evaluated', lambda engine: setattr(engine, 'forward_in_places', True)) == [('in part', 'evaluation is plain: RuntimeError: not in a capture')]
 
 
 @pytest.mark.cuda
@@ -164,6 +185,7 @@ import numpy as np, torch, bitsandbytes as bnb
 from dataclasses import replace
 from optkit.data import InputError, example_table, tokenise, word_tokenizer
 from optkit.engine import example_model
+from optkit.fast import FastEngine
 from optkit.hardware import hardware_with
 from optkit.trainer import TrainConfig, Trainer, make_engine
 torch.set_num_threads(1)
