@@ -207,6 +207,7 @@ def start(args):
             found.append(dict(start=kind, **json.loads(done.stdout.splitlines()[-1])))
             print(found[-1], flush=True)
             start_record(args, found, hw) # after each: a run that is cut off leaves what it has
+    print(f'record in {args.out}')
 
 
 def main():

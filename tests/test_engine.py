@@ -300,14 +300,28 @@ def test_predictions_come_in_the_order_of_the_rows(store, batch):
     assert len({tuple(f.tolist()) for f in found.round(decimals=5)}) > 30, 'rows must differ for the order to be seen'
 
 
-def test_a_step_sees_the_host_once(store, monkeypatch):
-    "No `.item()` and no copy to the host inside a step"
+class NoWait(torch.utils._python_dispatch.TorchDispatchMode):
+    "Refuses what reads a number on the host: on a GPU it would wait for all that was launched"
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func._schema.name.removeprefix('aten::') not in ('_local_scalar_dense', 'nonzero', 'masked_select', 'equal', 'is_nonzero', 'unique_dim', '_unique2'), f'{func} waits for the device'
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def no_look_at_masks(monkeypatch): monkeypatch.setattr('transformers.masking_utils._ignore_bidirectional_mask_sdpa', lambda *a: False)  # transformers asks whether all of a mask is 1
+
+
+def test_a_step_sees_the_host_once(store, monkeypatch, no_look_at_masks):
+    "No `.item()` and no copy to the host inside a step; one that is planted is seen"
     engine, plan = engine_with(), list(steps(store, np.arange(60), 16, physical=5))
     engine.step(store, plan[0])
     def refuse(*args, **kwargs): raise AssertionError('a wait for the device')
     monkeypatch.setattr(engine_module, 'batch_of', lambda *a: (monkeypatch.setattr(torch.Tensor, 'cpu', refuse), batch_of(*a))[1])
-    loss = engine.step(store, plan[1])
+    with NoWait(): loss = engine.step(store, plan[1])
     assert isinstance(loss, torch.Tensor) and loss.ndim == 0 and not loss.requires_grad
+    update = Engine._update
+    monkeypatch.setattr(Engine, '_update', lambda self: (update(self), self.grad_norm.item()))
+    with pytest.raises(AssertionError, match='waits'), NoWait(): engine.step(store, plan[2])
 
 
 # --- models

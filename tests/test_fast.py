@@ -247,22 +247,16 @@ def test_every_task_in_every_layout_of_the_plain_path(family, head, task, layout
 
 # waiting
 
-class NoWait(torch.utils._python_dispatch.TorchDispatchMode):
-    "Refuses what reads a number on the host: on a GPU it would wait for all that was launched"
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func._schema.name.removeprefix('aten::') not in ('_local_scalar_dense', 'nonzero', 'masked_select', 'equal', 'is_nonzero', 'unique_dim', '_unique2'), f'{func} waits for the device'
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize('values', [dict(), dict(max_grad_norm=0.), dict(class_weights=(.3, 2.), label_smoothing=.1)], ids=str)
 @pytest.mark.parametrize('name', ['bert', 'deberta', 'distilbert'])
 def test_a_step_waits_for_nothing(name, values, monkeypatch):
     "Neither on a step of several micro-batches nor on one that is short, whether rows are in places or padded; a wait that is planted is seen"
+    from test_engine import NoWait
     if torch.cuda.is_available(): pytest.skip('replays are not dispatched: see the next test')
     fast = Fast(model_of(name), FP32, at_once=4)
     losses(fast, **values)
     plan, built = list(steps(STORE, np.arange(len(STORE)), 8, 1, 0, 'sorted', 4)), len(fast.built)
-    if name == 'distilbert': monkeypatch.setattr('transformers.masking_utils._ignore_bidirectional_mask_sdpa', lambda *a: False)  # asks whether all of a mask is 1, unless it is captured
+    if name == 'distilbert': monkeypatch.setattr('transformers.masking_utils._ignore_bidirectional_mask_sdpa', lambda *a: False)  # transformers asks whether all of a mask is 1, unless it is captured
     with NoWait(): found = [fast.step(STORE, micro) for micro in plan]
     assert len(fast.built) == built and all(f.ndim == 0 and not f.requires_grad for f in found)
     update = FastEngine._update
@@ -372,6 +366,28 @@ def test_a_reset_engine_repeats_a_fresh_one():
     engine.predict(STORE, np.arange(10))
     assert losses(engine, epochs=2, label_smoothing=0., max_grad_norm=1.) == fresh
     assert losses(engine, epochs=2, seed=1) != fresh  # dropout of another seed
+
+
+def test_a_reset_engine_repeats_a_fresh_process():
+    "Both engines, with dropout, after other values, an evaluation and the best weights put back"
+    import json, subprocess, sys
+    code = f"""
+import sys; sys.path.insert(0, {str(__import__('pathlib').Path(__file__).parent)!r})
+import json
+from test_fast import *
+print(json.dumps([losses(kind(example_model(), FP32), epochs=2, seed=3) for kind in (Engine, Fast)]))
+"""
+    run = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    found = []
+    for kind in (Engine, Fast):
+        engine = kind(example_model(), FP32)
+        other = losses(engine, lr=1e-2, weight_decay=.5, label_smoothing=.3, class_weights=(5., 1.), max_grad_norm=.01, betas=(.5, .6))
+        engine.keep_best(); engine.predict(STORE, np.arange(10)); engine.restore_best()
+        found.append(losses(engine, epochs=2, seed=3, label_smoothing=0., max_grad_norm=1.))
+        assert other != found[-1][:len(other)]
+    said, errors = run.communicate()
+    assert run.returncode == 0, errors[-500:]
+    assert json.loads(said.splitlines()[-1]) == found
 
 
 def test_train_and_evaluate_alternate():
