@@ -293,13 +293,13 @@ def reset(self: Engine,
 ):
     "Back to the starting weights with an empty optimizer state, in place. Raises `InputError` for weights that this model does not have."
     _check_names(self, weights or {})
+    self.set(lr=lr, weight_decay=weight_decay, label_smoothing=label_smoothing, max_grad_norm=max_grad_norm, **{'class_weights': (), 'betas': (.9, .999), 'eps': 1e-8, **values}) # refuses before anything is reset
     _load(self, {**self.start, **(weights or {})})
     _heal(self)
     if self.kind == 'adamw': _empty(self.optimizer)
     else: self.optimizer.state.clear() # codes of 8 bits are not 0 when they mean 0
     if self.average is not None: self._follow(0.)
     self.optimizer.zero_grad(set_to_none=True)
-    self.set(lr=lr, weight_decay=weight_decay, label_smoothing=label_smoothing, max_grad_norm=max_grad_norm, **{'class_weights': (), 'betas': (.9, .999), 'eps': 1e-8, **values})
     self.best = None
     torch.manual_seed(seed)
 

@@ -9,7 +9,7 @@ __all__ = ['Shape', 'length_ladder', 'fill', 'Costs', 'cut', 'choose_shapes', 'P
 
 # %% ../nbs/02h_fast.ipynb #fd0b6fc1
 import gc, math, os, re, time, traceback, weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -548,7 +548,7 @@ def _capture(self: FastEngine, work, before=2):
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode='thread_local'): work()
     finally:
         if collects: gc.enable()
-    torch.cuda.set_rng_state(state, self.device)
+        with suppress(RuntimeError): torch.cuda.set_rng_state(state, self.device) # after a failure too: the step is done again another way
     return graph
 
 # %% ../nbs/02h_fast.ipynb #1d656434

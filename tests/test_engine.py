@@ -648,3 +648,11 @@ def test_weights_to_start_from_are_those_of_the_model():
     for bad, said in ((engine.state(), 'names are those of'), ({f'module.{name}': value}, 'is no weight of this model'), ({name: value[:1]}, 'which has it in shape')):
         with pytest.raises(InputError, match=said): engine.reset(weights=bad)
     assert all(torch.equal(v, other[k]) for k, v in engine.model.state_dict().items())
+
+
+def test_a_reset_that_is_refused_changes_nothing():
+    engine = Engine(example_model(), choose_precision(hardware_with(None), prefer='fp32'))
+    with torch.no_grad(): next(iter(engine.model.parameters())).add_(1.)
+    before = {k: v.clone() for k, v in engine.model.state_dict().items()}
+    with pytest.raises((TypeError, InputError)): engine.reset(foo=1)
+    assert all(torch.equal(v, before[k]) for k, v in engine.model.state_dict().items())
