@@ -325,10 +325,10 @@ def roofline_figure(
     if not rows or not peaks: return None
     rows = sorted(rows, key=lambda o: o['mfu']) if ranked else rows[::-1]
     figure, axes = _chart(1.3 + .3*len(rows), f"MFU, real tokens only\n{_where(data.get('provenance') or {})}", 'share of the dense peak')
-    padding = [o['mfu']*_padding(o) for o in rows]
     axes.barh(range(len(rows)), [o['mfu'] for o in rows], color=MAIN)
-    axes.barh(range(len(rows)), padding, left=[o['mfu'] for o in rows], facecolor='none', edgecolor=OTHER, hatch='////')
-    for y, (row, more) in enumerate(zip(rows, padding)):
+    for y, row in enumerate(rows):
+        more = row['mfu']*_padding(row)
+        if more: axes.barh(y, more, left=row['mfu'], facecolor='none', edgecolor=OTHER, hatch='////')
         axes.annotate(_share(row['mfu']), (min(1., row['mfu'] + more), y), (4, 0), textcoords='offset points', va='center', color=INK, fontsize=9)
     axes.set_yticks(range(len(rows)), [_clip(o.get('variant', '?'), 34) for o in rows], parse_math=False)
     axes.set_xlim(0, 1)
@@ -749,7 +749,7 @@ def _forecast_row(o):
     bounds, ends = o.get('bounds') or [None, None], [o.get('low'), o.get('high')]
     open_end = _finite(bounds[0]) and bounds[0] == bounds[1] # nothing was stopped yet
     if _finite(o.get('mid')): expected, within = _duration(o['mid']), (' to '.join(map(_duration, ends)), f"{_percent(o.get('confidence'))} interval" + ('' if o.get('useful') else '; too wide to plan with'))
-    else: expected, within = (NA, 'no interval yet'), (_duration(bounds[1]), 'if no trial is stopped; none was so far') if open_end else (' to '.join(map(_duration, bounds)), 'bounds: all stopped at the first look, and none stopped')
+    else: expected, within = NA, (_duration(bounds[1]), 'if no trial is stopped; none was so far') if open_end else (' to '.join(map(_duration, bounds)), 'bounds: all stopped at the first look, and none stopped')
     held = (_percent(o['coverage']), f"of {_count(o['backtests'], 'earlier interval')}") if _finite(o.get('coverage')) and o.get('backtests') else 'not tried yet'
     return [(_number(o.get('total')), o.get('words') or None), _number(o.get('left')), expected, within, held, o.get('reason') or NA]
 
@@ -759,7 +759,7 @@ def _forecast_words(found):
     words = f"{_count(found.get('done'), 'trial')} took {_duration(found.get('spent_s'))}"
     if not first: return words + '.'
     middle, within = _forecast_row(first)[2:4]
-    rest = f'about {middle} ({within[0]})' if isinstance(middle, str) else within[0] + (', if none is stopped' if 'none was' in within[1] else '')
+    rest = f'about {middle} ({within[0]})' if middle != NA else within[0] + (', if none is stopped' if 'none was' in within[1] else '')
     return words + f"; {_number(first.get('left'))} more on this machine take {rest}, one after the other."
 
 def _forecast_section(run):
@@ -768,7 +768,7 @@ def _forecast_section(run):
     if not found: return [_note('The forecast is made after the study.')]
     if not found.get('totals'): return [_note(f"No forecast could be made: {found.get('reason') or 'no reason was recorded'}.")]
     blocks = [_text(_forecast_words(found) + ' The time is that of trials alone, without the ladder and the last training.'),
-              _table(['Trials in all', 'To come', 'Time for these', 'Between', 'Such intervals held', 'Basis'], [_forecast_row(o) for o in found['totals']], numbers=(1,), mid=(3,), wide=(5,), pinned=True)]
+              _table(['Trials in all', 'To come', 'Time for these', 'Between', 'Such intervals held', 'Basis'], [_forecast_row(o) for o in found['totals']], numbers=(1,), mid=(0, 3), wide=(5,), pinned=True)]
     profile = [[o.get('folds', NA), _number(o.get('trials')), _duration(o['hours']*3600) if _finite(o.get('hours')) else NA, (_percent(o.get('share')), None, o['share']) if _finite(o.get('share')) else NA] for o in found.get('profile') or []]
     return blocks + ([_head('Where the time went'), _table(['Folds reached', 'Trials', 'Time', 'Share'], profile, numbers=(1, 2), mid=(0,))] if profile else [])
 
