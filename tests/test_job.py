@@ -408,16 +408,17 @@ def test_the_forecast_of_a_run_folder(folder, finished, tmp_path, capsys):
 def test_a_kill_between_the_study_and_its_forecast(folder, tmp_path):
     class Killed(BaseException): pass
     out = tmp_path / 'run'
-    job = Job(config(folder, out), progress=False, say=lambda text: None, command='test')
+    short = config(folder, out, trials=2, epochs=1)
+    job = Job(short, progress=False, say=lambda text: None, command='test')
     def killed(): raise Killed
     job._do_forecast = killed
     with pytest.raises(Killed): job.run()
     study, page = read_json(out / 'study.json'), render(out).read_text()
     assert not (out / 'forecast.json').exists() and 'forecast.json is not there' in page and 'not complete: final.json is missing' in page
-    run(config(folder, out))
-    assert read_json(out / 'study.json') == study and read_json(out / 'forecast.json')['done'] == 4
+    run(short)
+    assert read_json(out / 'study.json') == study and read_json(out / 'forecast.json')['done'] == 2
     page = render(out).read_text()
-    assert 'not complete' not in page and '4 trials took' in page and 'forecast.json is not there' not in page
+    assert 'not complete' not in page and '2 trials took' in page and 'forecast.json is not there' not in page
 
 
 def test_a_folder_of_an_earlier_version_gets_its_forecast_and_stays_as_it_is(folder, finished, tmp_path):
@@ -438,7 +439,7 @@ def test_a_folder_of_an_earlier_version_gets_its_forecast_and_stays_as_it_is(fol
 
 
 def test_the_forecast_of_one_trial_has_bounds_and_a_reason(folder, tmp_path):
-    run(config(folder, tmp_path / 'run', trials=1))
+    run(config(folder, tmp_path / 'run', trials=1, epochs=1))
     found = read_json(tmp_path / 'run' / 'forecast.json')
     assert found['done'] == 1 and [t['total'] for t in found['totals']] == [2, 10, 2000] and not found['reason']
     for t in found['totals']: assert t['mid'] is None and t['coverage'] is None and 'too few trials' in t['reason'] and t['bounds'][0] == t['bounds'][1] > 0
