@@ -15,8 +15,8 @@ __all__ = ['VERDICTS', 'VIEWS', 'WORKLOADS', 'TOP', 'SHAPES', 'STUDIES', 'NEEDS'
            'ledger_path', 'recorded', 'with_record', 'build_seconds', 'ladder_cost', 'expected_cost', 'works_of',
            'best_order', 'climb', 'problem_of_fast', 'facts_of', 'LostDevice', 'TimeOver', 'deadline', 'attempt',
            'run_plan', 'ready_bench', 'settle', 'bench', 'figures', 'ledger_summary', 'agreement', 'ledger_table',
-           'curve_figure', 'roofline_figure', 'ceilings_figure', 'ledger_page', 'ledger_file', 'choose_setting',
-           'recorded_factors', 'optimize']
+           'curve_figure', 'ceilings_figure', 'ledger_page', 'ledger_file', 'choose_setting', 'recorded_factors',
+           'optimize']
 
 # %% ../nbs/05b_claims.ipynb #171f7882
 import copy, gc, json, math, os, shlex, shutil, signal, sys, threading, time, traceback, warnings
@@ -41,7 +41,7 @@ from .hardware import Choice, detect, size, tf32_set
 from .hpo import seconds_of
 from .ladder import BASELINE, Rung, default_rungs, loss_of, measure_ladder, without_dropout, _planned
 from .precision import choose_format, choose_precision, choose_tf32, import_problem
-from .report import ENOUGH, POINT, _drawing, _duration, _gib, _hardware_section, _ladder_section, _note, _number, _reproduce_section, _table, _text, _times, _where, claims_figure, ladder_figure, results_folder, write_page, _chart, _legend, LINE, MAIN, MUTED, OTHER, claims as claim_table
+from .report import ENOUGH, POINT, _cost_blocks, _drawing, _duration, _gib, _hardware_section, _ladder_section, _mfu_blocks, _note, _number, _reproduce_section, _table, _text, _times, _where, claims_figure, ladder_figure, results_folder, roofline_figure, write_page, _chart, _legend, LINE, MAIN, MUTED, OTHER, claims as claim_table
 from .simulator import SyntheticCurves, simulate
 from .storage import silent
 from .strategies import PrunerStrategy
@@ -1399,18 +1399,6 @@ def _curve_section(data):
     rows = [r for r in data['rows'] if (r['extra'] or {}).get('curve')]
     return [_drawing(curve_figure(r, _where(data['provenance'])), f"curve{'ab'[n % 2]}", f"{r['variant']}: {r['note'] or 'samples a second at an equal effective batch'}.") for n, r in enumerate(rows)] or [_note('No curve was measured.')]
 
-def roofline_figure(data: dict) -> Figure | None: # None: the peak of the card is not known, or nothing was measured
-    "Which share of the card's peak do real tokens reach?"
-    rows = sorted((r for r in data['rows'] if r.get('mfu')), key=lambda r: r['mfu'])
-    peaks = ((data.get('hardware') or {}).get('gpu') or {}).get('peak') or {}
-    if not rows or not peaks: return None
-    figure, axes = _chart(1.3 + .3 * len(rows), f"MFU, real tokens only\n{_where(data['provenance'])}", 'share of the dense peak')
-    axes.barh(range(len(rows)), [r['mfu'] for r in rows], color=MAIN)
-    axes.barh(range(len(rows)), [r['mfu'] * max(0., (r.get('padded_tokens_per_s') or r['tokens_per_s'])['p50'] / r['tokens_per_s']['p50'] - 1) for r in rows], left=[r['mfu'] for r in rows], facecolor='none', edgecolor=OTHER, hatch='////')
-    axes.set_yticks(range(len(rows)), [r['variant'][:34] for r in rows])
-    axes.set_xlim(0, 1)
-    return figure
-
 # %% ../nbs/05b_claims.ipynb #6b2f81d1
 def ceilings_figure(data: dict, folder=None) -> Figure | None: # None: the roofline of this card is not recorded
     "How far below the measured ceilings of the card is a training step?"
@@ -1442,11 +1430,6 @@ def _roofline_section(data):
     roof = [_drawing(above, 'ceilings', 'Lines: the largest measured product, and the measured copy bandwidth. Points: products of the shapes of a model. Across: model FLOPs of real tokens in a whole step.')] if above is not None else []
     return roof + _mfu_blocks(data)
 
-def _mfu_blocks(data):
-    figure = roofline_figure(data)
-    if figure is None: return [_note('n/a: the peak of this device is not known, so no share of it can be said.')]
-    return [_drawing(figure, 'roofline', 'Filled: model FLOPs of real tokens, attention included, over the dense peak. Hatched: what padding computes besides.')]
-
 # %% ../nbs/05b_claims.ipynb #07f6fd01
 def _loss_section(data):
     rows = [r for r in data['rows'] if r['loss']]
@@ -1472,7 +1455,7 @@ def ledger_page(
     path = ledger_file(path)
     data = read_ledger(path)
     run = dict(hardware=data.get('hardware') or {}, ladder=dict(data['ladder'], provenance=data['provenance']) if data.get('ladder') else None, run=dict(command=data['provenance'].get('command'), settings=data['settings']))
-    parts = [('hardware', 'Hardware', lambda: _hardware_section(run)), ('ladder', 'The ladder', lambda: _ladder_section(run) if run['ladder'] else [_note(f"The ladder was not measured: {data.get('ladder_problem') or data.get('stopped') or 'the run did not come to its end'}.")]), ('table', 'Every claim', lambda: _claims_section(data)),
+    parts = [('hardware', 'Hardware', lambda: _hardware_section(run)), ('ladder', 'The ladder', lambda: _ladder_section(run) + _cost_blocks(run['ladder']) if run['ladder'] else [_note(f"The ladder was not measured: {data.get('ladder_problem') or data.get('stopped') or 'the run did not come to its end'}.")]), ('table', 'Every claim', lambda: _claims_section(data)),
              ('beside', 'Claimed and measured', lambda: _beside_section(data)), ('ontop', 'On top of the rest', lambda: _top_section(data)), ('compile', 'torch.compile', lambda: _compile_section(data)),
              ('roofline', 'MFU and the peak', lambda: _roofline_section(data)), ('memory', 'Memory', lambda: _memory_section(data)), ('curves', 'Curves', lambda: _curve_section(data)), ('loss', 'Loss checks', lambda: _loss_section(data)),
              ('study', 'Studies and their forecast', lambda: _study_section(data)), ('reasons', 'Rows without a figure', lambda: _reasons_section(data)), ('reproduce', 'How to reproduce', lambda: _reproduce_section(run))]

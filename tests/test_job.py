@@ -132,6 +132,7 @@ def test_more_trials_go_on_with_the_study_and_refit(folder, finished, tmp_path):
     assert read_json(out / 'study.json')['trials'] == first
     run(config(folder, out, confirm=3, trials=6))
     more = read_json(out / 'study.json')
+    assert read_json(out / 'forecast.json')['done'] == 6 and read_json(finished / 'forecast.json')['done'] == 4, 'it is made again'
     assert more['trials'][:4] == first and len(more['trials']) == 6 and read_json(out / 'final.json')['trial'] == read_json(out / 'confirm.json')['winner']
 
 
@@ -310,7 +311,7 @@ def test_other_weights_of_the_same_shape_are_another_study(folder, finished, tmp
     with pytest.raises(InputError, match='belongs to another study .weights'): Job(config(folder, finished, model=str(tmp_path / 'model')), progress=False)
 
 
-@pytest.mark.parametrize('name', ['decisions', 'speed', 'plan', 'data', 'batch', 'train', 'study', 'confirm', 'final', 'timings'])
+@pytest.mark.parametrize('name', ['decisions', 'speed', 'plan', 'data', 'batch', 'train', 'study', 'forecast', 'confirm', 'final', 'timings'])
 @pytest.mark.parametrize('content', ['{"rows": 1', '3'])
 def test_a_damaged_file_is_named(folder, finished, tmp_path, capsys, name, content):
     out = tmp_path / 'run'
@@ -402,6 +403,61 @@ def test_the_forecast_of_a_run_folder(folder, finished, tmp_path, capsys):
     for words in ([str(tmp_path)], [str(tmp_path / 'missing')], [str(out), '--trials', '0'], [str(out), '--strategy', 'greedy'], [str(out), '--name', 'other']):
         assert main(['forecast', *words]) == 2 and capsys.readouterr().err.strip().count('\n') == 0
     assert read_json(out / 'study.json')['controller']['strategy'] == 'racing'
+
+
+def test_a_kill_between_the_study_and_its_forecast(folder, tmp_path):
+    class Killed(BaseException): pass
+    out = tmp_path / 'run'
+    short = config(folder, out, trials=2, epochs=1)
+    job = Job(short, progress=False, say=lambda text: None, command='test')
+    def killed(): raise Killed
+    job._do_forecast = killed
+    with pytest.raises(Killed): job.run()
+    study, page = read_json(out / 'study.json'), render(out).read_text()
+    assert not (out / 'forecast.json').exists() and 'forecast.json is not there' in page and 'not complete: final.json is missing' in page
+    run(short)
+    assert read_json(out / 'study.json') == study and read_json(out / 'forecast.json')['done'] == 2
+    page = render(out).read_text()
+    assert 'not complete' not in page and '2 trials took' in page and 'forecast.json is not there' not in page
+
+
+def test_a_folder_of_an_earlier_version_gets_its_forecast_and_stays_as_it_is(folder, finished, tmp_path):
+    out = shutil.copytree(finished, tmp_path / 'run')
+    said = read_json(out / 'forecast.json')
+    assert [t['total'] for t in said['totals']] == [8, 40, 2000] and all(t['reason'] and t['bounds'][0] <= t['bounds'][1] for t in said['totals'])
+    assert sum(p['trials'] for p in said['profile']) == 4 and sum(p['hours'] for p in said['profile']) * 3600 == pytest.approx(said['spent_s'])
+    (out / 'forecast.json').unlink()
+    assert 'not complete' not in render(out).read_text()
+    kept = ('study', 'confirm', 'final', 'plan', 'batch')
+    before = {n: (out / f'{n}.json').read_bytes() for n in kept}
+    run(config(folder, out, confirm=3))
+    assert {n: (out / f'{n}.json').read_bytes() for n in kept} == before and read_json(out / 'forecast.json') == said
+    (out / 'forecast.json').unlink(); (out / 'study.db').unlink()
+    run(config(folder, out, confirm=3))
+    assert 'holds no study.db' in read_json(out / 'forecast.json')['reason'] and not (out / 'study.db').exists()
+    assert 'No forecast could be made' in render(out).read_text()
+
+
+def test_the_forecast_of_one_trial_has_bounds_and_a_reason(folder, tmp_path):
+    run(config(folder, tmp_path / 'run', trials=1, epochs=1))
+    found = read_json(tmp_path / 'run' / 'forecast.json')
+    assert found['done'] == 1 and [t['total'] for t in found['totals']] == [2, 10, 2000] and not found['reason']
+    for t in found['totals']: assert t['mid'] is None and t['coverage'] is None and 'too few trials' in t['reason'] and t['bounds'][0] == t['bounds'][1] > 0
+    page = render(tmp_path / 'run').read_text()
+    assert '1 trial took' in page and 'if no trial is stopped; none was so far' in page and 'cannot be shown' not in page
+
+
+def test_predicted_and_measured_bytes_are_kept_with_the_batch(folder, finished, tmp_path, monkeypatch):
+    from optkit.batch_finder import BatchPlan, Probe
+    out, real = shutil.copytree(finished, tmp_path / 'run'), optkit.job.plan_sizes
+    tried = (Probe(4, 100 << 20, True), Probe(8, 140 << 20, True), Probe(16, 230 << 20, False, 'over the budget'))
+    monkeypatch.setattr(optkit.job, 'plan_sizes', lambda *args: (*real(*args)[:2], BatchPlan(8, 2, 16, 32, tried, 140 << 20, 'as large as fits')))
+    (out / 'batch.json').unlink()
+    run(config(folder, out, confirm=3))
+    batch = read_json(out / 'batch.json')
+    assert batch['predicted'] == [None, None, 220 << 20] and [t[1] for t in batch['tried']] == [100 << 20, 140 << 20, 230 << 20]
+    assert read_json(finished / 'batch.json')['predicted'] == [None] * len(read_json(finished / 'batch.json')['tried']), 'no bytes, no prediction'
+    assert '0.215 GiB' in (page := render(out).read_text()) and '0.225 GiB' in page
 
 
 def test_another_strategy_is_another_study(folder, tmp_path):

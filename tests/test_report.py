@@ -8,7 +8,7 @@ from PIL import Image
 
 from optkit import report
 from optkit.report import (CONTROL, SECTIONS, claims, claims_figure, ladder_figure, lengths_figure, load_run, read_committed, render,
-                           row_verdict, study_figure, training_figure, verdict)
+                           roofline_figure, row_verdict, study_figure, training_figure, verdict)
 from optkit.timing import Ratio
 
 HOSTILE = '"><script src="https://example.org/x.js"></script><img src=//example.org/a>&amp;$\\frac{'
@@ -29,6 +29,11 @@ def trial(number, state, scores, **more):
             'stopped_after': None, 'seconds': 3., 'epochs': 2*len(scores), 'reason': None, 'resumed_from': None} | more
 
 
+def total(n, words, mid=None, bounds=(90., 300.), **more):
+    return dict(total=n, words=words, left=n - 4, bounds=list(bounds), mid=mid, low=mid and mid*.8, high=mid and mid*1.25, confidence=.8, coverage=mid and .75, backtests=8 if mid else 0,
+                epochs=40., workers=1, reason='an interval from this study itself' if mid else 'too few trials to try it', useful=bool(mid)) | more
+
+
 def contents():
     "What each file of a complete run holds"
     return dict(
@@ -40,12 +45,15 @@ def contents():
         decisions=[{'what': 'precision', 'value': 'bf16', 'reason': 'capability 9.0 has it'}],
         data={'rows': 40, 'labels': {'yes': 21, 'no': 19}, 'search_rows': 30, 'heldout_rows': 10, 'unused_rows': 0, 'max_length': 32, 'truncated': 1, 'longest': 44,
               'lengths': [5 + i % 20 for i in range(39)] + [44], 'source': 'my.csv', 'text': 'premise', 'pair': None, 'label': 'label'},
-        speed={'rows_per_s': 50., 'real_tokens_per_s': 900., 'max_length': 32, 'batch': 8, 'seconds': 2.},
-        batch={'physical': 8, 'accumulation': 1, 'effective': 8, 'longest': 32, 'tried': [[8, 1 << 30, True]], 'peak_bytes': 1 << 30, 'reason': 'fits'},
+        speed={'speeds': {'16': 90.5, '32': 50.}, 'rows_per_s': 50., 'real_tokens_per_s': 900., 'max_length': 32, 'batch': 8, 'seconds': 2.},
+        batch={'physical': 8, 'accumulation': 2, 'effective': 16, 'longest': 32, 'tried': [[4, 3 << 28, True], [8, 1 << 30, True], [16, 99 << 30, False]], 'predicted': [None, None, 98 << 30],
+               'peak_bytes': 20 << 30, 'reason': 'fits', 'max_tokens': None, 'allocated_bytes': 1 << 29, 'table': [[16, 16]], 'eval_batch': 64},
         train={'config': {}, 'history': [{'epoch': 1, 'train_loss': .7, 'valid_loss': .69, 'score': .5}, {'epoch': 2, 'train_loss': .6, 'valid_loss': .65, 'score': .6}],
                'best_epoch': 2, 'stopped_early': False, 'seconds': 9., 'metric': 'accuracy'},
         study={'name': 's', 'metric': 'accuracy', 'best': 2, 'planned': 4, 'folds': 3, 'epochs_spent': 16, 'epochs_full': 24, 'controller': {},
                'trials': [trial(0, 'COMPLETE', [.6, .6, .6]), trial(1, 'PRUNED', [.5], reason='too low'), trial(2, 'COMPLETE', [.7, .6, .8]), trial(3, 'FAIL', [], reason='out of memory')]},
+        forecast={'done': 4, 'spent_s': 70., 'reason': '', 'profile': [{'folds': '1 of 3', 'trials': 1, 'hours': .005, 'share': .25}, {'folds': '3 of 3', 'trials': 2, 'hours': .015, 'share': .75}],
+                  'totals': [total(8, 'twice as many', 100.), total(40, 'ten times as many'), total(2000, 'as many as in the reports', bounds=(7200., 7200.))]},
         ladder={'provenance': {'gpu': 'NVIDIA H100', 'cpu': 'Some CPU', 'torch': '2.11.0', 'commit': 'abc1234', 'date': '2026-02-03T04:05:06'}, 'stopped': 'narrow enough', 'confidence': .99, 'note': 'a note',
                 'rows': [row('plain', 1.), row(CONTROL, 1.), row('bf16', 1.8, 1.8, 'bf16', 'rounding'), row('tf32 as well', 1.8, 1., 'tf32_on_bf16'), row('no dropout', 2.2, 1.2, None, 'changes training')]},
         final={'params': {'learning_rate': 3e-4}, 'metric': 'accuracy', 'score': .8, 'interval': [.49, .94], 'accuracy': .8, 'majority_accuracy': .5, 'rows': 10,
@@ -85,9 +93,9 @@ class Tree(HTMLParser):
 def test_full(tmp_path):
     text = page(write(tmp_path, contents()))
     assert re.findall(r'<section id="(\w+)"', text) == [o[0] for o in SECTIONS]
-    assert 'cannot be shown' not in text and 'unfinished' not in text and text.count('<svg') == 5
+    assert 'cannot be shown' not in text and 'unfinished' not in text and text.count('<svg') == 6
     for words in ('A test run', 'NVIDIA H100 80GB HBM3', '0.490 to 0.940', 'does not show that the model is better', '2.20 (2.16 to 2.24)', 'changes training: no dropout',
-                  'as claimed', 'stopped after 1 of 3 folds', 'out of memory', 'never saw', '33% saved', 'optkit demo --minutes 6', 'abc1234', 'clocks are not locked', '3 GiB', '21%', '-0.01', '0.6800 and 0.6900'):
+                  'as claimed', 'stopped after 1 of 3 folds', 'out of memory', 'never saw', '33% saved', 'optkit demo --minutes 6', 'abc1234', 'clocks are not locked', '3 GiB', '21.0%', '-0.01', '0.6800 and 0.6900'):
         assert words in html.unescape(text), words
     tree = Tree(text)
     assert not tree.open and not tree.bad
@@ -139,13 +147,14 @@ def without_each(content):
 def test_fields_missing_or_null(monkeypatch):
     "Without any single field of any file, trial or record, its section and the headline still appear"
     monkeypatch.setattr(report, 'svg', lambda figure, name: '')
-    for figure in ('ladder_figure', 'claims_figure', 'study_figure'): monkeypatch.setattr(report, figure, lambda *_: None)
+    for figure in ('ladder_figure', 'claims_figure', 'roofline_figure', 'study_figure'): monkeypatch.setattr(report, figure, lambda *_: None)
     whole = contents()
-    study, ladder = whole['study'], whole['ladder']
+    study, ladder, forecast = whole['study'], whole['ladder'], whole['forecast']
     changed = [(name, o) for name, content in whole.items() if isinstance(content, dict) for o in without_each(content)]
     changed += [('decisions', [o]) for o in without_each(whole['decisions'][0])]
     changed += [('study', study | {'trials': [*study['trials'][:2], o]}) for o in without_each(study['trials'][2])]
     changed += [('ladder', ladder | {'rows': [ladder['rows'][0], o]}) for o in without_each(ladder['rows'][2])]
+    changed += [('forecast', forecast | {part: [o]}) for part in ('totals', 'profile') for o in without_each(forecast[part][0])]
     for name, content in changed:
         run = {**whole, name: content}
         report._found(run)
@@ -156,7 +165,7 @@ def test_fields_missing_or_null(monkeypatch):
 def test_charts_without_a_field():
     study, ladder = contents()['study'], contents()['ladder']
     for o in without_each(study['trials'][2]): study_figure(study | {'trials': [*study['trials'][:2], o]})
-    for o in without_each(ladder['rows'][2]): ladder_figure(ladder | {'rows': [ladder['rows'][0], o]}), claims_figure(ladder | {'rows': [ladder['rows'][0], o]})
+    for o in without_each(ladder['rows'][2]): roofline_figure({'rows': [ladder['rows'][0], o], 'hardware': contents()['hardware']}), ladder_figure(ladder | {'rows': [ladder['rows'][0], o]}), claims_figure(ladder | {'rows': [ladder['rows'][0], o]})
 
 
 @pytest.mark.parametrize('value', ['text', 7, [1, 2], {'a': 1}, math.nan, -math.inf])
@@ -259,6 +268,92 @@ def test_committed_records(tmp_path):
     with pytest.raises(ValueError, match='broken.json'): read_committed(tmp_path)
 
 
+# Speed and memory, forecast
+
+def section(text, name):
+    "The words of a section, tags left out"
+    found = re.search(f'<section id="{name}">(.*?)</section>', text, re.DOTALL)
+    return found and re.sub(r'\s+', ' ', html.unescape(re.sub(r'<[^>]*>', ' ', re.sub(r'<svg.*?</svg>', '[chart]', found[1], flags=re.DOTALL))))
+
+
+def test_speed_and_memory_of_a_card(tmp_path):
+    found = section(page(write(tmp_path, contents())), 'speed')
+    for words in ('[chart]', '21.0%', '3 GiB', '16 rows in 2 micro-batches', '16 of up to 16 tokens', '20 GiB 25% of the card', '0.5 GiB', '4 n/a 0.75 GiB fits', '16 98 GiB 99 GiB does not fit', '16 90.5', '32 50'):
+        assert words in found, (words, found)
+    assert found.index('bf16') < found.index('no dropout') and 'n/a:' not in found
+
+
+@pytest.mark.parametrize('hardware, reason', [({'gpu': None, 'cpu': {'model': 'Some CPU', 'usable': 2}}, 'the peak of Some CPU (2 usable cores, no GPU in use) is not known'),
+                                              ({'gpu': {'name': 'A card', 'peak': None, 'usable': True}}, 'the peak of A card is not known'), ({'gpu': {'name': 'A card', 'peak': {'fp16': 1e14}, 'usable': True}}, 'no row has an MFU')])
+def test_no_mfu_without_a_peak(tmp_path, hardware, reason):
+    files = contents()
+    files['hardware'] = hardware
+    for o in files['ladder']['rows']: o |= {'mfu': None, 'peak_bytes': None}
+    files['batch'] |= {'peak_bytes': None, 'allocated_bytes': None, 'tried': [[8, None, True]], 'predicted': [None]}
+    found = section(page(write(tmp_path, files)), 'speed')
+    assert f'n/a: {reason}' in found and '[chart]' not in found and 'GiB' not in found and '%' not in found and 'Peak memory was not measured' in found
+    assert '40 39 to 41' in found, 'throughput was measured all the same'
+
+
+def test_speed_without_a_ladder(tmp_path):
+    files = contents()
+    del files['ladder']
+    found = section(page(write(tmp_path, files)), 'speed')
+    assert 'No row of a ladder was measured, so' in found and '20 GiB' in found and '16 90.5' in found
+    files['run']['settings'] = {'ladder': False}
+    assert 'as was asked for' in section(page(write(tmp_path, files)), 'speed')
+
+
+def test_roofline_keeps_the_order_of_a_ladder_and_ranks_a_ledger():
+    rows = [row('$x{', 1., mfu=.1), row('b', 2., mfu=.3, padded_tokens_per_s=None), row('c', 2., mfu=.2, padded_tokens_per_s={'p50': 80.}), row('d', 1., mfu=None), row('e', 1., mfu=math.nan)]
+    data = {'rows': rows, 'hardware': contents()['hardware'], 'provenance': {'gpu': 'X', 'date': '2026-02-03'}}
+    names = lambda figure: [o.get_text() for o in figure.axes[0].get_yticklabels()]
+    assert names(roofline_figure(data)) == ['$x{', 'c', 'b'] and names(roofline_figure(data, ranked=False)) == ['c', 'b', '$x{'] # from the bottom
+    axes = roofline_figure(data, ranked=False).axes[0]
+    assert [round(o.get_width(), 3) for o in axes.patches] == [.2, .3, .1, .2] and [o.get_text() for o in axes.texts] == ['20.0%', '30.0%', '10.0%']
+    report.svg(roofline_figure(data), 'roofline')
+    assert roofline_figure({'rows': rows[3:], 'hardware': data['hardware']}) is None and roofline_figure({'rows': rows}) is None
+
+
+def test_forecast_of_each_kind(tmp_path):
+    text = page(write(tmp_path, contents()))
+    found = section(text, 'forecast')
+    for words in ('4 trials took 70 s; 4 more on this machine take about 1 min 40 s (80 s to 2 min 05 s), one after the other', '80 s to 2 min 05 s 80% interval', '75% of 8 earlier intervals', '2,000 as many as in the reports 1,996 n/a 2 h 00 min if no trial is stopped; none was so far',
+                  '90 s to 5 min 00 s bounds', 'too few trials to try it', '1 of 3 1 18 s 25%', '3 of 3 2 54 s 75%'):
+        assert words in found, (words, found)
+    assert text.index('<section id="study"') < text.index('<section id="forecast"') < text.index('<section id="final"')
+    wide = contents()
+    wide['forecast']['totals'][0] |= {'useful': False}
+    assert 'too wide to plan with' in section(page(write(tmp_path, wide)), 'forecast')
+
+
+def test_a_forecast_that_could_not_be_made_says_why(tmp_path):
+    found = section(page(write(tmp_path, contents() | {'forecast': {'done': None, 'spent_s': None, 'profile': [], 'totals': [], 'reason': "study 's' has no finished trial"}})), 'forecast')
+    assert "No forecast could be made: study 's' has no finished trial." in found
+
+
+def test_runs_of_earlier_versions_are_complete_without_a_forecast(tmp_path):
+    files = contents()
+    del files['forecast']
+    text = page(write(tmp_path, files))
+    assert 'unfinished' not in text and 'or an earlier version made it' in section(text, 'forecast') and load_run(tmp_path)[1] == {}
+    (tmp_path/'forecast.json').write_text('{"totals": [')
+    text = page(tmp_path)
+    assert 'forecast.json cannot be read' in section(text, 'forecast') and 'not complete: forecast.json' in text
+    for name in ('forecast', 'study', 'final'): (tmp_path/f'{name}.json').unlink()
+    text = page(tmp_path)
+    assert 'not complete: study.json, final.json are missing' in text and 'made after the study' in section(text, 'forecast')
+
+
+@pytest.mark.parametrize('folds', [None, 3])
+def test_a_training_has_neither_section(tmp_path, folds):
+    files = contents()
+    kept = {o: files[o] for o in ('hardware', 'decisions', 'train')} | {'run': files['run'] | {'kind': 'train', 'settings': {'folds': folds}}}
+    if folds: kept['folds'] = {'metric': 'accuracy', 'planned': 3, 'folds': [{'fold': 0, 'metrics': {'accuracy': .5}, 'rows': 9, 'best_epoch': 1, 'epochs': 2, 'seconds': 3.}]}
+    text = page(write(tmp_path, kept))
+    assert 'unfinished' not in text and section(text, 'forecast') is section(text, 'speed') is None and section(text, 'folds' if folds else 'training')
+
+
 # In a browser
 
 def browse(tmp_path, *arguments):
@@ -273,13 +368,32 @@ def test_in_a_browser(tmp_path, width, dark):
     address, picture = render(write(tmp_path, contents())).as_uri(), tmp_path/'page.png'
     scheme = f'--blink-settings=preferredColorScheme={0 if dark else 1}'
     shown = browse(tmp_path, '--dump-dom', address).stdout
-    assert all(f'<section id="{o[0]}"' in shown for o in SECTIONS) and shown.count('<svg') == 5
+    assert all(f'<section id="{o[0]}"' in shown for o in SECTIONS) and shown.count('<svg') == 6
     browse(tmp_path, scheme, f'--window-size={width},1600', f'--screenshot={picture}', address)
     image = Image.open(picture).convert('RGB')
     assert image.size == (width, 1600)
     most, page = max(image.getcolors(1 << 24))
     assert sum(page) < 100 if dark else sum(page) > 700, 'the page follows the scheme'
     assert .3 < most/(width*1600) < .99 and len(image.getcolors(1 << 24)) > 50, 'the screenshot is blank'
+
+
+def measured(tmp_path, text, width):
+    "Of the page in a frame of that width: its own width, then section, width and room of each table, and whether it scrolls alone"
+    frame, script = html.escape(text), ("const d = document.querySelector('iframe').contentDocument; document.body.dataset.seen = JSON.stringify([d.defaultView.innerWidth, d.documentElement.scrollWidth,"
+        "[...d.querySelectorAll('table')].map(t => [t.closest('section').id, t.offsetWidth, t.parentNode.clientWidth, getComputedStyle(t.parentNode).overflowX])])")
+    (tmp_path/'frame.html').write_text(f'<body><iframe style="border:0;width:{width}px;height:900px" srcdoc="{frame}"></iframe><script>onload = () => {{ {script} }}</script></body>', 'utf-8')
+    shown = browse(tmp_path, '--dump-dom', (tmp_path/'frame.html').as_uri()).stdout
+    return json.loads(html.unescape(re.search('data-seen="([^"]*)"', shown)[1]))
+
+
+def test_tables_do_not_overflow(tmp_path):
+    "On a phone a table that is too wide scrolls in itself; on paper those of speed and forecast fit"
+    text = page(write(tmp_path, contents()))
+    inner, wide, tables = measured(tmp_path, text, 390)
+    assert inner == 390 and wide <= 390 and {'speed', 'forecast', 'ladder', 'study'} <= {o[0] for o in tables}
+    assert all(table <= room or scrolls == 'auto' for _, table, room, scrolls in tables) and all(room < 390 for *_, room, _ in tables)
+    _, _, tables = measured(tmp_path, text.replace('@media print', '@media all'), 680)
+    assert [o for o in tables if o[0] in ('speed', 'forecast') and o[1] > o[2]] == []
 
 
 @pytest.mark.parametrize('metric', ['macro_f1', 'loss'])
