@@ -10,6 +10,7 @@ __all__ = ['DEMO_DATA', 'DEMO_SPACE', 'SPACE', 'JOB_DECIDES', 'EVALUATION', 'STU
 # %% ../nbs/04b_job.ipynb #76845d40
 import hashlib, json, math, os, shlex, shutil, sys, time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +23,7 @@ from tqdm.auto import tqdm
 
 from .batch_finder import predict_peak
 from .data import LAYOUT_LABELS, InputError, MicroBatch, read_table, tokenise
-from .fast import keep_compiled
+from .fast import FastEngine, keep_compiled
 from .engine import DEMO_MODEL, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
 from .folds import check_folds, hold_out, stratified_folds
 from .forecast import forecast
@@ -342,6 +343,12 @@ def _engine_now(self: Job): # one engine for the whole job
         self.engine = make_engine(self.model, base, self.hardware)
     return self.engine
 
+@patch(as_prop=True)
+def _is_fast(self: Job) -> bool: return isinstance(self._engine_now(), FastEngine) and not self.engine.reason
+
+@patch
+def _plainly(self: Job): return self.engine.plainly() if self._is_fast else nullcontext()
+
 @patch
 def _tokens(self: Job, max_length): # tokenised once a length
     if getattr(self, '_store', None) is None or self._store.max_length != max_length:
@@ -360,7 +367,7 @@ def _do_speed(self: Job):
     speeds, start = {}, time.perf_counter()
     with self._engine_now().preserved():
         for length in tqdm(candidates, desc='speed', disable=not self.progress, leave=False):
-            speeds[length] = self._rows_per_s(store, length)
+            speeds[length] = self._rows_per_s(self._tokens(length) if self._is_fast else store, length) # which takes rows as they are in the store, however a step would pad them
             if self.config.budget_s and speeds[length] < 200: break # longer rows will not fit into the budget
     last = max(speeds)
     return dict(speeds={str(k): v for k, v in speeds.items()}, rows_per_s=speeds[last], max_length=last, batch=16, real_tokens_per_s=speeds[last] * last, seconds=time.perf_counter() - start)
@@ -436,9 +443,11 @@ def _do_batch(self: Job):
     store, effective = self._tokens(self._plan['max_length']), self._largest_step()
     here = store.to(self._engine_now().device)
     config, decisions, plan = plan_sizes(self.engine, here, self._base(), effective)
-    if self.config.layout == 'packed': plan = plan_batch(self.engine, here, effective, layout='padded'); decisions.append(('physical batch', Choice(plan.physical, f'of the padded rows of the ladder; {plan.reason}')))
+    if self._is_fast: self.decide('steps', 'fast engine', decisions.pop()[1].reason)
+    with self._plainly():
+        if plan is None or self.config.layout == 'packed': plan = plan_batch(self.engine, here, effective, layout='padded'); decisions.append(('physical batch', Choice(plan.physical, f'of the padded rows of the ladder; {plan.reason}')))
     for what, choice in decisions: self.decide(what, f'{plan.physical} rows, accumulation {plan.accumulation} for {effective} rows a step' if what == 'physical batch' else choice.value, choice.reason)
-    with self.engine.preserved(): ran = attention_ran(lambda: self.engine.step(store.to(self.engine.device), [MicroBatch(np.arange(min(2, len(store))), store.max_length)]))
+    with self._plainly(), self.engine.preserved(): ran = attention_ran(lambda: self.engine.step(store.to(self.engine.device), [MicroBatch(np.arange(min(2, len(store))), store.max_length)]))
     self.decide('attention', ', '.join(ran) or "the model's own", 'what really ran in a training step'
                 + (f'; asked for, in this order: {", ".join(self.engine.precision.sdpa.value)} ({self.engine.precision.sdpa.reason})' if ran else ': it does not call the attention of torch'))
     predicted = [predict_peak(plan.tried[:n], p.batch) for n, p in enumerate(plan.tried)] # from those before it

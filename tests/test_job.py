@@ -17,6 +17,7 @@ from made_up import model_and_pairs
 from optkit.cli import main
 from optkit.data import InputError
 from optkit.engine import example_model
+from optkit.fast import FastEngine
 from optkit.job import Job, JobConfig, demo_config, size_job
 from optkit.report import render
 from optkit.timing import read_json
@@ -473,3 +474,20 @@ def test_a_reader_that_has_enough():
     command = f'{sys.executable} -m optkit.cli detect --json | head -c 1'
     done = subprocess.run(['bash', '-c', f'set -o pipefail; {command}'], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout == '{' and 'Traceback' not in done.stderr, done.stderr[-500:]
+
+
+def test_a_job_on_the_fast_engine(folder, tmp_path):
+    "The same trials as on the plain engine; what is measured with padded rows is measured plainly"
+    found, calm = {}, tmp_path / 'model'
+    shutil.copytree(folder / 'model', calm)
+    settings = json.loads((calm / 'config.json').read_text())
+    (calm / 'config.json').write_text(json.dumps(settings | {k: 0. for k in settings if 'dropout' in k}))
+    for name, extra in (('plain', ()), ('fast', ('fast=True', 'graphs=False'))):
+        job = Job(config(folder, tmp_path / name, model=str(calm), trials=3, train=extra), progress=False)
+        job.run()
+        study, found[name] = json.loads((tmp_path / name / 'study.json').read_text()), job
+        found[name + ' values'] = [(t['params'], t['value']) for t in study['trials']]
+    said = {d['what']: d for d in json.loads((tmp_path / 'fast' / 'decisions.json').read_text())}
+    assert isinstance(found['fast'].engine, FastEngine) and not found['fast'].engine.reason and said['steps']['value'] == 'fast engine' and 'of the padded rows' in said['physical batch']['reason']
+    for (a, x), (b, y) in zip(found['plain values'], found['fast values'], strict=True): assert a == b and abs(x - y) < .05
+    assert any(len(k) == 2 for k in found['fast'].engine.built)
