@@ -991,6 +991,7 @@ def fold_runner(
         if unknown := set(params) - names: raise InputError(f'TrainConfig has no {sorted(unknown)}; a search may vary {sorted(names)}')
         trainer = Trainer(engine, store, with_rows(replace(config, recover=False), params), on_step=on_step)
         for epoch in trainer.epochs(*folds[fold]): yield epoch.score
+    runner.metric = config.metric
     return runner
 
 # %% ../nbs/03_trainer.ipynb #e0e8b933
