@@ -432,6 +432,8 @@ def _bench_claims(args):
     from optkit.claims import bench
     from optkit.data import InputError
     if args.data and not (args.text and args.label): raise InputError('--data needs --text and --label, the names of its columns')
+    if not args.data and (stray := next((n for n in ('text', 'label', 'pair') if getattr(args, n) is not None), None)): raise InputError(f'--{stray} names a column of --data; give that too')
+    if args.data and args.workload not in (None, 'mine'): raise InputError(f'--data is for the workload mine; {args.workload} has rows of its own')
     data = (args.data, args.text, args.label, args.pair) if args.data else None
     path = bench(args.workload or 'mine', '10m' if args.budget is None else args.budget, args.out, args.model, data, args.rows, args.max_length, args.effective_batch, set(filter(None, map(str.strip, args.only.split(',')))) if args.only else None, command=_words())
     return f'record: {path}', dict(record=str(path))
@@ -449,7 +451,7 @@ _WORKLOADS = ('w1', 'w2', 'w3', 'mine')
          rows=_option(int, 'rows of the demo data', default=1600), seconds=_option(float, 'time for the rounds', default=120.), rounds=_option(int, 'rounds at most', default=60),
          compile=_option(bool, 'with torch.compile also without a GPU', '--compile', default=False), out=_option(str | None, 'file; bench/results/demo-ladder-<card>.json when left out. Of a workload: file or folder; runs/bench-<workload>-<card>'),
          workload=_option(str | None, 'w1, w2, w3 or mine: test every claim on it instead, in a ledger that a second start goes on with'), budget=_option(str | None, 'of this start, for a workload: 90s, 10m, 1h (10m)', metavar='TIME'),
-         only=_option(str | None, 'claims of a workload, by id, and ladder', metavar='ID,ID'), data=_option(str | None, 'table, for mine'), text=_option(str | None, 'column of the text'), label=_option(str | None, 'column of the label'), pair=_option(str | None, 'column of the second text'))
+         only=_option(str | None, 'claims of a workload, by id, and ladder', metavar='ID,ID'), data=_option(str | None, 'table, for mine (the demo mails of the package)'), text=_option(str | None, 'column of the text'), label=_option(str | None, 'column of the label'), pair=_option(str | None, 'column of the second text'))
 def do_bench(terminal, **given):
     "Measure the ladder of optimizations, or every claim on a workload, and write a record"
     from optkit.data import InputError
