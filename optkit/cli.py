@@ -291,25 +291,16 @@ def do_train(terminal, **given):
 # %% ../nbs/05a_cli.ipynb #8e56a0ed
 def _begin_training(run, given):
     from datetime import datetime, timezone
+    from optkit.engine import attention_of
     from optkit.timing import write_json
     command, p = _words(), run.engine.precision
     write_json(run.out / 'run.json', dict(version=1, kind='train', title='Training run', command=command, settings={**given, 'config': asdict(run.config)}, fingerprint=run.about,
                                           started=datetime.now(timezone.utc).isoformat(timespec='seconds')))
     write_json(run.out / 'hardware.json', json.loads(run.hardware.to_json()))
-    said = [dict(what=what, value=str(c.value), reason=c.reason) for what, c in (('precision', p.compute), ('TF32', p.tf32), ('attention', _attention(run)))]
+    said = [dict(what=what, value=str(c.value), reason=c.reason) for what, c in (('precision', p.compute), ('TF32', p.tf32), ('attention', attention_of(run.engine, run.store)))]
     reasons = getattr(run.config, 'reasons', {})
     write_json(run.out / 'decisions.json', said + [dict(what=f'preset, {k}', value=str(getattr(run.config, k)), reason=f'{r.reason} [{r.source}]') for k, r in reasons.items()])
     if reasons: write_json(run.out / 'preset.json', run.config.to_dict())
-
-def _attention(run):
-    "Which attention really runs in a training step"
-    import numpy as np
-    from optkit.data import MicroBatch
-    from optkit.hardware import Choice
-    from optkit.precision import attention_ran
-    store = run.store.to(run.engine.device)
-    with run.engine.preserved(): ran = attention_ran(lambda: run.engine.step(store, [MicroBatch(np.arange(min(2, len(store))), store.max_length)]))
-    return Choice(', '.join(ran) or "the model's own", 'what really ran in a training step' + ('' if ran else ': it does not call the attention of torch'))
 
 # %% ../nbs/05a_cli.ipynb #02b940c4
 @contextlib.contextmanager
