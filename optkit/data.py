@@ -302,7 +302,7 @@ def read_table(
 ) -> Table:
     "Texts and labels of a file. Raises `InputError` that names the file, column and row of what is wrong."
     frame = read_frame(path)
-    return _checked(frame, text, label, pair, drop_empty, group, task, path, names=_class_names(frame, label))
+    return _checked(frame, text, label, pair, drop_empty, group, task, path, names=frame.attrs.get(_KEPT, {}).get(label))
 
 # %% ../nbs/02a_data.ipynb #ad04f80c
 def _framed(columns):
