@@ -14,9 +14,9 @@ __all__ = ['VERDICTS', 'VIEWS', 'WORKLOADS', 'TOP', 'SHAPES', 'STUDIES', 'NEEDS'
            'try_profile', 'hours_with_compile', 'try_derived', 'new_row', 'add_pass', 'read_ledger', 'check_same_run',
            'ledger_path', 'recorded', 'with_record', 'build_seconds', 'ladder_cost', 'expected_cost', 'works_of',
            'best_order', 'climb', 'problem_of_fast', 'facts_of', 'LostDevice', 'TimeOver', 'deadline', 'attempt',
-           'run_plan', 'ready_bench', 'settle', 'bench', 'figures', 'ledger_summary', 'agreement', 'ledger_table',
-           'curve_figure', 'ceilings_figure', 'ledger_page', 'ledger_file', 'choose_setting', 'recorded_factors',
-           'optimize']
+           'run_plan', 'ready_bench', 'settle', 'stand_in', 'bench', 'figures', 'ledger_summary', 'agreement',
+           'ledger_table', 'curve_figure', 'ceilings_figure', 'ledger_page', 'ledger_file', 'choose_setting',
+           'recorded_factors', 'optimize']
 
 # %% ../nbs/05b_claims.ipynb #171f7882
 import copy, gc, json, math, os, shlex, shutil, signal, sys, threading, time, traceback, warnings
@@ -1260,6 +1260,12 @@ def _check_place(path):
     if there.is_file() and there != path: raise InputError(f'--out {path}: {there} is a file, expected a folder')
     if not os.access(there, os.W_OK): raise InputError(f'--out {path}: {there} cannot be written to; use --out with another folder')
 
+# %% ../nbs/05b_claims.ipynb #a3c7cd07
+def stand_in(settings: dict) -> str: # of a ledger
+    "What was measured in place of one's own data; empty where there were data, or for a workload that has its own"
+    if settings.get('workload') != 'mine' or settings.get('data', ()) is not None: return ''
+    return 'no --data was given, so this is measured on the demo mails that the package brings, not on your rows'
+
 # %% ../nbs/05b_claims.ipynb #fcb600c0
 def bench(
     workload: str = 'mine', # 'w1', 'w2', 'w3' or 'mine'
@@ -1280,6 +1286,7 @@ def bench(
         check_same_run(path, found, asked)
         max_length, effective = found['settings'].get('sized') or (max_length, effective)
     _check_place(path)
+    if said := stand_in(asked): say(said)
     ready = ready_bench(workload, hw, budget_s, model, data, rows, max_length, effective)
     try: path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc: raise InputError(f'--out {path}: its folder cannot be made ({exc.strerror})') from None
@@ -1459,7 +1466,7 @@ def ledger_page(
              ('beside', 'Claimed and measured', lambda: _beside_section(data)), ('ontop', 'On top of the rest', lambda: _top_section(data)), ('compile', 'torch.compile', lambda: _compile_section(data)),
              ('roofline', 'MFU and the peak', lambda: _roofline_section(data)), ('memory', 'Memory', lambda: _memory_section(data)), ('curves', 'Curves', lambda: _curve_section(data)), ('loss', 'Loss checks', lambda: _loss_section(data)),
              ('study', 'Studies and their forecast', lambda: _study_section(data)), ('reasons', 'Rows without a figure', lambda: _reasons_section(data)), ('reproduce', 'How to reproduce', lambda: _reproduce_section(run))]
-    under = f"{data['provenance'].get('workload')}; {_where(data['provenance'])}; {data.get('stopped') or 'not finished'}"
+    under = '; '.join(filter(None, (data['provenance'].get('workload'), stand_in(data['settings']), _where(data['provenance']), data.get('stopped') or 'not finished')))
     return write_page(path.with_suffix('.html'), f"Claims, tested: {data['settings']['workload']} on {data['settings']['card']}", under, ledger_summary(data), parts)
 
 def ledger_file(path) -> Path:

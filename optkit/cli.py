@@ -291,25 +291,16 @@ def do_train(terminal, **given):
 # %% ../nbs/05a_cli.ipynb #8e56a0ed
 def _begin_training(run, given):
     from datetime import datetime, timezone
+    from optkit.engine import attention_of
     from optkit.timing import write_json
     command, p = _words(), run.engine.precision
     write_json(run.out / 'run.json', dict(version=1, kind='train', title='Training run', command=command, settings={**given, 'config': asdict(run.config)}, fingerprint=run.about,
                                           started=datetime.now(timezone.utc).isoformat(timespec='seconds')))
     write_json(run.out / 'hardware.json', json.loads(run.hardware.to_json()))
-    said = [dict(what=what, value=str(c.value), reason=c.reason) for what, c in (('precision', p.compute), ('TF32', p.tf32), ('attention', _attention(run)))]
+    said = [dict(what=what, value=str(c.value), reason=c.reason) for what, c in (('precision', p.compute), ('TF32', p.tf32), ('attention', attention_of(run.engine, run.store)))]
     reasons = getattr(run.config, 'reasons', {})
     write_json(run.out / 'decisions.json', said + [dict(what=f'preset, {k}', value=str(getattr(run.config, k)), reason=f'{r.reason} [{r.source}]') for k, r in reasons.items()])
     if reasons: write_json(run.out / 'preset.json', run.config.to_dict())
-
-def _attention(run):
-    "Which attention really runs in a training step"
-    import numpy as np
-    from optkit.data import MicroBatch
-    from optkit.hardware import Choice
-    from optkit.precision import attention_ran
-    store = run.store.to(run.engine.device)
-    with run.engine.preserved(): ran = attention_ran(lambda: run.engine.step(store, [MicroBatch(np.arange(min(2, len(store))), store.max_length)]))
-    return Choice(', '.join(ran) or "the model's own", 'what really ran in a training step' + ('' if ran else ': it does not call the attention of torch'))
 
 # %% ../nbs/05a_cli.ipynb #02b940c4
 @contextlib.contextmanager
@@ -432,6 +423,8 @@ def _bench_claims(args):
     from optkit.claims import bench
     from optkit.data import InputError
     if args.data and not (args.text and args.label): raise InputError('--data needs --text and --label, the names of its columns')
+    if not args.data and (stray := next((n for n in ('text', 'label', 'pair') if getattr(args, n) is not None), None)): raise InputError(f'--{stray} names a column of --data; give that too')
+    if args.data and args.workload not in (None, 'mine'): raise InputError(f'--data is for the workload mine; {args.workload} has rows of its own')
     data = (args.data, args.text, args.label, args.pair) if args.data else None
     path = bench(args.workload or 'mine', '10m' if args.budget is None else args.budget, args.out, args.model, data, args.rows, args.max_length, args.effective_batch, set(filter(None, map(str.strip, args.only.split(',')))) if args.only else None, command=_words())
     return f'record: {path}', dict(record=str(path))
@@ -449,7 +442,7 @@ _WORKLOADS = ('w1', 'w2', 'w3', 'mine')
          rows=_option(int, 'rows of the demo data', default=1600), seconds=_option(float, 'time for the rounds', default=120.), rounds=_option(int, 'rounds at most', default=60),
          compile=_option(bool, 'with torch.compile also without a GPU', '--compile', default=False), out=_option(str | None, 'file; bench/results/demo-ladder-<card>.json when left out. Of a workload: file or folder; runs/bench-<workload>-<card>'),
          workload=_option(str | None, 'w1, w2, w3 or mine: test every claim on it instead, in a ledger that a second start goes on with'), budget=_option(str | None, 'of this start, for a workload: 90s, 10m, 1h (10m)', metavar='TIME'),
-         only=_option(str | None, 'claims of a workload, by id, and ladder', metavar='ID,ID'), data=_option(str | None, 'table, for mine'), text=_option(str | None, 'column of the text'), label=_option(str | None, 'column of the label'), pair=_option(str | None, 'column of the second text'))
+         only=_option(str | None, 'claims of a workload, by id, and ladder', metavar='ID,ID'), data=_option(str | None, 'table, for mine (the demo mails of the package)'), text=_option(str | None, 'column of the text'), label=_option(str | None, 'column of the label'), pair=_option(str | None, 'column of the second text'))
 def do_bench(terminal, **given):
     "Measure the ladder of optimizations, or every claim on a workload, and write a record"
     from optkit.data import InputError

@@ -57,12 +57,45 @@ def _read_csv(path, sep):
     frame.columns = header # as they are written: pandas renames the second of two equal names
     return frame
 
+# %% ../nbs/02a_data.ipynb #077f25be
+_KEPT = 'optkit.classes' # in `attrs` of a frame: class names by column
+
+def _named_in(feature):
+    "Class names in what Hugging Face's datasets write of a column, or of the lists in it"
+    while isinstance(feature, (list, dict)) and feature and 'names' not in feature: feature = feature[0] if isinstance(feature, list) else feature.get('feature')
+    return feature['names'] if isinstance(feature, dict) and feature.get('_type') == 'ClassLabel' else None
+
+def _parquet_schema(path):
+    "Names of the columns, and class names of those for which datasets have kept them; None where they cannot be told"
+    try:
+        from pyarrow.parquet import read_schema
+        schema = read_schema(path)
+        features = json.loads((schema.metadata or {}).get(b'huggingface', b'{}')).get('info', {}).get('features', {})
+        return schema.names, {name: tuple(map(str, names)) for name, f in features.items() if (names := _named_in(f))}
+    except Exception: return None, {} # what is wrong with the file is said by the one that reads it
+
+def _read_parquet(path):
+    "A Parquet file; class names that it holds stand in `attrs`"
+    with open(path, 'rb') as file: start = file.read(4)
+    if not start: raise pd.errors.EmptyDataError
+    if start not in (b'PAR1', b'PARE'): raise ValueError(f'no Parquet file: it begins with {start!r}')
+    columns, classes = _parquet_schema(path)
+    if columns and len({*columns}) < len(columns): return pd.DataFrame(columns=columns) # pandas refuses it, in words of its own
+    try: frame = pd.read_parquet(path, dtype_backend='numpy_nullable') # whole numbers stay whole beside a gap
+    except ImportError: raise InputError(f'{path}: a Parquet file needs pyarrow: pip install "optkit[parquet]"') from None
+    except Exception as exc: raise ValueError(str(exc) or type(exc).__name__) from None # pyarrow's are of many kinds
+    if any(name is not None for name in frame.index.names): frame = frame.reset_index() # an index that has a name is a column of the file
+    frame.columns = frame.columns.map(str)
+    frame.attrs[_KEPT] = classes
+    return frame
+
+# %% ../nbs/02a_data.ipynb #07de8e57
 def _read_file(path):
     name = path.name.lower()
     packed = next((end for end in _OPENERS if name.endswith(end)), '')
     name, opener = name.removesuffix(packed), _OPENERS.get(packed, open)
     if name.endswith(('.jsonl', '.ndjson')): return _json_lines(path, opener)
-    if name.endswith('.parquet'): return pd.read_parquet(path, dtype_backend='numpy_nullable') # whole numbers stay whole beside a gap
+    if name.endswith('.parquet'): return _read_parquet(path)
     if name.endswith(('.csv', '.tsv')): return _read_csv(path, '\t' if name.endswith('.tsv') else ',')
     raise InputError(f'{path}: unknown kind of file; expected .csv, .tsv, .jsonl (each also .gz or .xz) or .parquet')
 
@@ -268,16 +301,23 @@ def read_table(
     task: str = 'classification' # one of `TASKS`
 ) -> Table:
     "Texts and labels of a file. Raises `InputError` that names the file, column and row of what is wrong."
-    return _checked(read_frame(path), text, label, pair, drop_empty, group, task, path)
+    frame = read_frame(path)
+    return _checked(frame, text, label, pair, drop_empty, group, task, path, names=frame.attrs.get(_KEPT, {}).get(label))
 
 # %% ../nbs/02a_data.ipynb #ad04f80c
 def _framed(columns):
     "A frame of columns, each cell as it is"
     for name, column in columns.items():
         if isinstance(column, (str, bytes)): raise InputError(f"the data: column '{name}' is a single text; expected one a row")
-    columns = {name: column.to_pylist() if hasattr(column, 'to_pylist') else list(column) for name, column in columns.items()} # Arrow's gaps would read 'None'
+    try: columns = {name: column.to_pylist() if hasattr(column, 'to_pylist') else list(column) for name, column in columns.items()} # Arrow's gaps would read 'None'
+    except KeyError as exc: raise InputError(f'the data: the transform of the data set leaves out column {exc}; take it off with with_format(None)') from None
     if len({*map(len, columns.values())}) > 1: raise InputError('the data: columns of different lengths: ' + ', '.join(f"'{n}' {len(c):,}" for n, c in columns.items()))
     return pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in columns.items()})
+
+def _unformatted(data):
+    "A data set with its cells as they are stored, all columns: formats turn gaps into numbers, and may hide columns. A transform stays"
+    kind = data.format.get('type') if isinstance(getattr(data, 'format', None), Mapping) else None
+    return data.with_format(None) if hasattr(data, 'with_format') and kind != 'custom' else data
 
 def _frame_of(data, asked, labels):
     "A frame of the columns that are asked for, and the names of all columns"
@@ -287,6 +327,7 @@ def _frame_of(data, asked, labels):
     beside = 'labels= goes with a list of texts or pairs; these data have columns: name that of the label'
     if names is not None and labels is not None: raise InputError(beside)
     if isinstance(data, pd.DataFrame): return data, names
+    data = _unformatted(data)
     if names is not None and hasattr(data, '__getitem__'): return _framed({c: data[c] for c in asked if c in names}), names
     rows = list(data)
     if rows and all(isinstance(r, Mapping) for r in rows):
@@ -306,7 +347,8 @@ def _listed(rows, text, label, pair, labels):
     return _framed(frame)
 
 def _class_names(data, label):
-    "Names of the classes 0, 1, ... that a data set keeps beside the numbers; None: it keeps none"
+    "Names of the classes 0, 1, ... that a data set or a frame of `read_frame` keeps beside the numbers; None: it keeps none"
+    if isinstance(data, pd.DataFrame): return data.attrs.get(_KEPT, {}).get(label)
     features = getattr(data, 'features', None)
     feature = features.get(label) if isinstance(features, Mapping) else None
     while feature is not None and not hasattr(feature, 'names'): # the tags of words: a list of labels

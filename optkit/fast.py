@@ -715,6 +715,13 @@ def step(self: FastEngine,
     return self.total.clone()
 
 @patch
+def own_attention(self: FastEngine, store: TokenStore) -> Choice | None: # see `Engine.own_attention`
+    "Attention in places or end to end, where rows go that way"
+    call = None if self.reason else self.call_for(store)
+    if not isinstance(call, PlacedPacking): return None
+    return Choice('flash', 'rows of any lengths go end to end through it, in the fast engine') if call.end_to_end else Choice('in places', 'the fast engine puts each row into a place of its length, see 02g_attention')
+
+@patch
 @contextmanager
 def plainly(self: FastEngine):
     "Steps inside are those of the plain engine, on rows that are padded as a micro-batch says: what a measurement of padded rows needs"

@@ -28,6 +28,7 @@ from tqdm.auto import tqdm
 from .batch_finder import is_out_of_memory
 from .data import InputError
 from .folds import check_folds, strata_of, stratified_folds
+from .metrics import signed
 from .simulator import Replay, replay, simulated_runner
 from .storage import Place, is_dead, move_aside, open_storage, put_back, silent, sqlite_storage, worker_id, writing
 from .strategies import Course, History, Shape, Strategy, as_strategy, default_sampler, follow, told_value
@@ -42,7 +43,7 @@ class TrainerRunner:
         memory: Callable[[dict], tuple[int, int]] | None = None, # see above
         groups: np.ndarray | None = None # group of each row of the store, which `renewed` does not split either
     ):
-        self.trainer, self.folds, self.epochs, self.groups = trainer, folds, trainer.config.epochs, groups
+        self.trainer, self.folds, self.epochs, self.groups, self.metric = trainer, folds, trainer.config.epochs, groups, trainer.config.metric
         self.run = fold_runner(trainer.engine, trainer.store, folds, trainer.config, trainer.on_step)
         if memory: self.memory = memory
 
@@ -233,6 +234,8 @@ class Plan:
     def sign(self) -> int: return 1 if self.directions[0] == 'maximize' else -1
     @property
     def stride(self) -> int: return self.shape.epochs or 1_000_000
+    def plain(self, value) -> float: # as a reader sees it: what is searched for is the negative of a loss
+        return signed(getattr(self.runner, 'metric', ''), value) if self.sign > 0 else value
 
     def settings(self) -> dict: # plain values, kept with the study
         size = dict(folds=self.shape.folds, epochs=self.shape.epochs, stride=self.stride, directions=list(self.directions), seed=self.shape.seed)
@@ -699,7 +702,7 @@ def heed(self: Search):
 @patch
 def _after(self: Search, trial):
     self.bar.update(max(0, min(self.count(), self.plan.n_trials or 10**9) - self.bar.n))
-    if len(self.plan.directions) == 1 and (best := best_complete(self.study)): self.bar.set_postfix(best=f'{abs(best.value):.4f}', stopped=len(_of(self.study, 'stopped')))
+    if len(self.plan.directions) == 1 and (best := best_complete(self.study)): self.bar.set_postfix(best=f'{self.plan.plain(best.value):.4f}', stopped=len(_of(self.study, 'stopped')))
     if self.on_trial: self.on_trial(self.study, self.trials()[trial.number])
 
 @patch

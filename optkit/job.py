@@ -10,7 +10,6 @@ __all__ = ['DEMO_DATA', 'DEMO_SPACE', 'SPACE', 'JOB_DECIDES', 'EVALUATION', 'STU
 # %% ../nbs/04b_job.ipynb #76845d40
 import hashlib, json, math, os, shlex, shutil, sys, time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,14 +23,14 @@ from tqdm.auto import tqdm
 from .batch_finder import predict_peak
 from .data import LAYOUT_LABELS, InputError, MicroBatch, read_table, tokenise
 from .fast import FastEngine, keep_compiled
-from .engine import DEMO_MODEL, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
+from .engine import DEMO_MODEL, attention_of, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
 from .folds import check_folds, hold_out, stratified_folds
 from .forecast import forecast
 from .hardware import Choice, detect
 from .metrics import signed
 from .hpo import best_complete, confirm, ended, parse_space, sqlite_storage, study_summary, tune
 from .ladder import default_rungs, measure_ladder
-from .precision import attention_ran, choose_precision
+from .precision import choose_precision
 from .storage import open_study, silent
 from .strategies import STRATEGIES, as_strategy
 from .timing import provenance, read_json, write_json
@@ -347,9 +346,6 @@ def _engine_now(self: Job): # one engine for the whole job
 def _is_fast(self: Job) -> bool: return isinstance(self._engine_now(), FastEngine) and not self.engine.reason
 
 @patch
-def _plainly(self: Job): return self.engine.plainly() if self._is_fast else nullcontext()
-
-@patch
 def _tokens(self: Job, max_length): # tokenised once a length
     if getattr(self, '_store', None) is None or self._store.max_length != max_length:
         self._store = tokenise(self.table, self.tokenizer, max_length, self.progress)
@@ -444,12 +440,12 @@ def _do_batch(self: Job):
     here = store.to(self._engine_now().device)
     config, decisions, plan = plan_sizes(self.engine, here, self._base(), effective)
     if self._is_fast: self.decide('steps', 'fast engine', decisions.pop()[1].reason)
-    with self._plainly():
+    with self.engine.plainly():
         if plan is None or self.config.layout == 'packed': plan = plan_batch(self.engine, here, effective, layout='padded'); decisions.append(('physical batch', Choice(plan.physical, f'of the padded rows of the ladder; {plan.reason}')))
     for what, choice in decisions: self.decide(what, f'{plan.physical} rows, accumulation {plan.accumulation} for {effective} rows a step' if what == 'physical batch' else choice.value, choice.reason)
-    with self._plainly(), self.engine.preserved(): ran = attention_ran(lambda: self.engine.step(store.to(self.engine.device), [MicroBatch(np.arange(min(2, len(store))), store.max_length)]))
-    self.decide('attention', ', '.join(ran) or "the model's own", 'what really ran in a training step'
-                + (f'; asked for, in this order: {", ".join(self.engine.precision.sdpa.value)} ({self.engine.precision.sdpa.reason})' if ran else ': it does not call the attention of torch'))
+    ran = attention_of(self.engine, store)
+    asked = f'; asked for, in this order: {", ".join(self.engine.precision.sdpa.value)} ({self.engine.precision.sdpa.reason})'
+    self.decide('attention', ran.value, ran.reason + ('' if self._is_fast or ran.value == "the model's own" else asked))
     predicted = [predict_peak(plan.tried[:n], p.batch) for n, p in enumerate(plan.tried)] # from those before it
     return dict(asdict(plan), tried=[[p.batch, p.peak_bytes, p.fits] for p in plan.tried], predicted=predicted, max_tokens=config.max_tokens, table=config.batch_table, eval_batch=config.eval_batch)
 

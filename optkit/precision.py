@@ -63,7 +63,7 @@ def choose_tf32(hw, compute,  # the format that was chosen
     able = hw.device == 'cuda' and (hw.gpu.capability or (0, 0)) >= (8, 0)
     where = _called(hw.gpu) if hw.device == 'cuda' else f'device {hw.device}'
     if not able:
-        if tf32: raise ValueError(f'TF32 was asked for, but there is none on {where}: it needs capability 8.0; leave tf32 out')
+        if tf32: raise ValueError(f'TF32 was asked for, but there is none on {where}: it needs capability 8.0; set tf32=None, which leaves it to the machine, or tf32=False')
         return Choice(False, f'{where}: there is no TF32')
     if tf32 is False: return Choice(False, 'asked for: products of FP32 numbers stay exact to FP32')
     effect = 'all products are FP32 and gain' if compute == 'fp32' else f'only for what stays FP32; products in {compute} are not touched by it'

@@ -105,6 +105,10 @@ def _format_reason(hw, precision, gain):
     if best and plain and best > plain: return Reason(f'products at most {best / plain:.1f} times as fast as in FP32 ({si(best, "FLOP/s")} of {si(plain, "FLOP/s")} in the table); {rule}', 'arithmetic')
     return Reason(rule, 'rule')
 
+def _tf32_reason(card, precision):
+    elsewhere = '' if card == 'auto' or isinstance(card, Hardware) else '; tf32=None leaves it to the machine that the training runs on'
+    return Reason(precision.tf32.reason + elsewhere, 'rule')
+
 def _fused(hw, gain):
     if gain: return gain.p50 >= 1, Reason(_ratio_words(gain), 'record')
     if hw.device != 'cuda' or not hw.gpu.bandwidth: return True, Reason('one kernel instead of several; nothing was measured here', 'default')
@@ -178,7 +182,7 @@ def preset_of(
     precision = choose_precision(hw, prefer=changes.get('precision'), tf32=changes.get('tf32'))
     compute, effective = precision.compute.value, changes.get('effective_batch', TrainConfig.effective_batch)
     (physical, checkpointing), batch_why, check_why = _batch(hw, model, max_length, effective, compute)
-    found = dict(precision=(compute, _format_reason(hw, precision, gain('bf16'))), tf32=(precision.tf32.value, Reason(precision.tf32.reason, 'rule')), fused=_fused(hw, gain('fused_adamw_step')),
+    found = dict(precision=(compute, _format_reason(hw, precision, gain('bf16'))), tf32=(precision.tf32.value, _tf32_reason(card, precision)), fused=_fused(hw, gain('fused_adamw_step')),
                  compile=_compiled(hw, gain('compile')) if hw.device == 'cuda' else (None, Reason('no GPU: nothing was measured here', 'default')), layout=_layout(gain('length_bucketing'), gain('sequence_packing')),
                  physical_batch=(physical, batch_why), checkpointing=(checkpointing, check_why), read_every=(20, Reason('one wait for the device in 20 steps', 'default')))
     values, reasons = {k: v for k, (v, _) in found.items()}, {k: r for k, (_, r) in found.items()}

@@ -30,7 +30,7 @@ from .augment import AUGMENTS, augmented, check_augment
 from .batch_finder import is_out_of_memory, planned_updates
 from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
 from .data import IGNORED, LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
-from .engine import CHECKPOINTING, OPTIMIZERS, Engine, model_length, plan_batch, plan_evaluation, plan_table, plan_tokens, training_flops, with_labels
+from .engine import CHECKPOINTING, OPTIMIZERS, Engine, attention_of, model_length, plan_batch, plan_evaluation, plan_table, plan_tokens, training_flops, with_labels
 from .fast import FastEngine
 from .hardware import Choice
 from .hf import left_out, rows_of, settings_of, store_of
@@ -991,6 +991,7 @@ def fold_runner(
         if unknown := set(params) - names: raise InputError(f'TrainConfig has no {sorted(unknown)}; a search may vary {sorted(names)}')
         trainer = Trainer(engine, store, with_rows(replace(config, recover=False), params), on_step=on_step)
         for epoch in trainer.epochs(*folds[fold]): yield epoch.score
+    runner.metric = config.metric
     return runner
 
 # %% ../nbs/03_trainer.ipynb #e0e8b933
@@ -1000,13 +1001,18 @@ class FromHF:
     trainer: Trainer
     train: np.ndarray; valid: np.ndarray | None # row numbers of `trainer.store`
     left_out: list # settings that were not carried over, one line each
+    attention: Choice | None = None # what runs in a step; looked up before a training that has a folder, which keeps it for `status`
 
     @property
     def config(self): return self.trainer.config
 
     def fit(self, resume: bool = False): # a `FitResult`; the losses of the epochs where there is nothing to evaluate on
         "Train; the model of the given trainer then holds the weights"
-        return self.trainer.refit(self.train, resume) if self.valid is None else self.trainer.fit(self.train, self.valid, resume=resume)
+        t = self.trainer
+        if t.folder and t.ranks == 1 and self.attention is None: self.attention = attention_of(t.engine, t.store, min(2, t.config.physical_batch or 2))
+        result = t.refit(self.train, resume) if self.valid is None else t.fit(self.train, self.valid, resume=resume)
+        if t.folder and self.attention: write_json(t.folder / 'decisions.json', [dict(what='attention', value=self.attention.value, reason=self.attention.reason)])
+        return result
 
     def __repr__(self):
         said = ''.join(f'\n  {line}' for line in self.left_out) or ' nothing'

@@ -311,6 +311,20 @@ def test_bad_input_writes_nothing(tmp_path, settings):
     assert len(str(said.value).splitlines()) <= 2 and not out.exists()
 
 
+def test_only_a_run_without_data_says_that_the_demo_mails_stand_in(tmp_path, monkeypatch):
+    class Enough(Exception): pass
+    def built(*_): raise Enough
+    monkeypatch.setattr(module, 'ready_bench', built)
+    for data, expected in ((None, 1), (('my.csv', 'text', 'label', None), 0)):
+        lines = []
+        with pytest.raises(Enough): bench('mine', '10s', tmp_path, data=data, hardware=CPU, say=lines.append)
+        assert sum('demo mails' in l for l in lines) == expected == len(lines)
+        saved(tmp_path / 'mine-claims-cpu.json', settings=dict(workload='mine', card='cpu', data=data and list(data)))
+        assert ('no --data was given' in ledger_page(tmp_path).read_text('utf-8')) == bool(expected)
+        (tmp_path / 'mine-claims-cpu.json').unlink()
+    assert not module.stand_in(dict(workload='w1', card='h100')) and not module.stand_in(dict(workload='mine', card='cpu')), 'no such setting: not known'
+
+
 @pytest.mark.parametrize('out', ['file/run', 'file/run/a.json', 'file/a.json'])
 def test_a_ledger_that_could_not_be_written_is_said_before_anything_is_measured(tmp_path, out, monkeypatch):
     (tmp_path / 'file').write_text('')
@@ -439,6 +453,7 @@ def test_two_starts_for_real(tiny, tmp_path, monkeypatch):
     first = {r['claim']: r for r in read_ledger(path)['rows']}
     assert sum(bool(first[i]['ratio'] or first[i]['figure']) for i in REAL) >= 4 and first['bf16']['reason'] == 'not asked for'
     bench('mine', '12s', tmp_path, only=REAL, hardware=detect(), say=lines.append)
+    assert sum('no --data was given' in l for l in lines) == 2 and 'no --data was given' in lines[0] and 'no --data was given, so this is measured on the demo mails' in path.with_suffix('.html').read_text('utf-8')
     data = read_ledger(path)
     second = {r['claim']: r for r in data['rows']}
     assert len(data['starts']) == 2 and any('going on' in l for l in lines)

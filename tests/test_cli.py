@@ -201,6 +201,8 @@ def test_an_empty_budget_is_none(tmp_path, capsys):
     assert main(['bench', '--workload', 'mine', '--budget', '', '--out', str(tmp_path / 'bench')]) == 2 and 'budget is' in capsys.readouterr().err
     assert main(['bench', '--seconds', '-1', '--out', str(tmp_path / 'bench.json')]) == 2 and '--seconds is -1' in capsys.readouterr().err
     for more in (['--only', 'bf16'], ['--text', 'a']): assert main(['bench', *more, '--out', str(tmp_path / 'bench.json')]) == 2 and f'{more[0]} is for a workload' in capsys.readouterr().err
+    for words, said in ((['--workload', 'mine', '--text', 'a'], '--text names a column of --data'), (['--workload', 'w1', '--data', 'x.csv', '--text', 'a', '--label', 'y'], '--data is for the workload mine')):
+        assert main(['bench', *words, '--out', str(tmp_path / 'bench')]) == 2 and said in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
 
 

@@ -145,6 +145,23 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     with pytest.raises(InputError, match="twice.csv.*'label'"): table_of(tmp_path, 'twice.csv', 'label,text,label\n1,x,5\n2,y,6\n')
 
 
+def test_a_parquet_file_without_what_reads_it(tmp_path, monkeypatch):
+    (tmp_path / 'x.parquet').write_bytes(b'PAR1')
+    def missing(path, **settings): raise ImportError('Unable to find a usable engine')
+    monkeypatch.setattr(pd, 'read_parquet', missing)
+    with pytest.raises(InputError, match=r'x.parquet: a Parquet file needs pyarrow: pip install "optkit\[parquet\]"'): read_frame(tmp_path / 'x.parquet')
+    def of_its_own(path, **settings): raise NotImplementedError('of no kind that is known')
+    monkeypatch.setattr(pd, 'read_parquet', of_its_own)
+    with pytest.raises(InputError, match=r'x.parquet: cannot be read \(of no kind that is known\)'): read_frame(tmp_path / 'x.parquet')
+
+
+def test_an_index_with_a_name_is_a_column_of_a_parquet_file(tmp_path, monkeypatch):
+    (tmp_path / 'x.parquet').write_bytes(b'PAR1')
+    monkeypatch.setattr(pd, 'read_parquet', lambda path, **settings: pd.DataFrame({7: ['a', 'b']}, index=pd.Index(['x', 'y'], name='text')))
+    table = read_table(tmp_path / 'x.parquet', 'text', '7')
+    assert table.texts == ['x', 'y'] and table.classes == ('a', 'b')
+
+
 def test_two_columns_of_one_name_in_a_parquet_file(tmp_path, monkeypatch):
     (tmp_path / 'x.parquet').write_bytes(b'PAR1')
     monkeypatch.setattr(pd, 'read_parquet', lambda path, **settings: pd.DataFrame([['x', 'a', 'p'], ['y', 'b', 'q'], ['z', 'a', 'r']], columns=['text', 'label', 'text']))
@@ -469,6 +486,14 @@ def test_cells_that_are_tensors():
     assert table_from(Split(text=['a', 'b', 'c'], label=torch.tensor([3, 5, 3]))).classes == ('3', '5')
     assert table_from(['a', 'b'], labels=np.array([.1, 2], dtype=np.float32), task='regression').labels.tolist() == np.array([.1, 2], dtype=np.float32).tolist()
     assert table_from(Split(text=[['a', 'b'], ['c']], label=[torch.tensor([1, 0]), torch.tensor([1])]), task='tokens').classes == ('0', '1')
+
+
+def test_a_format_is_taken_off_and_a_transform_stays():
+    class Formatted(Split):
+        def __init__(self, kind, **columns): super().__init__(**columns); self.format = dict(type=kind)
+        def with_format(self, kind): return Split(text=['a', 'b'], label=['p', 'q'])
+    assert table_from(Formatted('torch', text=['?', '?'], label=[float('nan'), 1.])).classes == ('p', 'q')
+    assert table_from(Formatted('custom', text=['A', 'B'], label=['r', 's'])).texts == ['A', 'B']
 
 
 class Names:

@@ -11,7 +11,7 @@ import transformers
 
 from optkit import engine as engine_module
 from optkit.data import LAYOUTS, InputError, MicroBatch, Table, batch_of, example_table, steps, tokenise, word_tokenizer
-from optkit.engine import (DEMO_SHA256, Engine, check_weights, demo_model_folder, example_model, load_model, load_tokenizer, model_length, model_source, training_flops)
+from optkit.engine import (DEMO_SHA256, Engine, attention_of, check_weights, demo_model_folder, example_model, load_model, load_tokenizer, model_length, model_source, training_flops)
 from optkit.hardware import Choice, hardware_with
 from optkit.precision import choose_precision
 
@@ -650,9 +650,32 @@ def test_weights_to_start_from_are_those_of_the_model():
     assert all(torch.equal(v, other[k]) for k, v in engine.model.state_dict().items())
 
 
+<<<<<<< HEAD
 def test_a_reset_that_is_refused_changes_nothing():
     engine = Engine(example_model(), choose_precision(hardware_with(None), prefer='fp32'))
     with torch.no_grad(): next(iter(engine.model.parameters())).add_(1.)
     before = {k: v.clone() for k, v in engine.model.state_dict().items()}
     with pytest.raises((TypeError, InputError)): engine.reset(foo=1)
     assert all(torch.equal(v, before[k]) for k, v in engine.model.state_dict().items())
+=======
+@pytest.mark.parametrize('task', ['classification', 'causal'])
+def test_the_attention_of_a_step_leaves_no_trace(task):
+    "As in the forward pass alone, and the next step is the one that it would have been"
+    from transformers import BertConfig, BertLMHeadModel
+    from optkit.data import table_from
+    if task == 'causal':
+        store = tokenise(table_from(['w1', 'w1 w2 w3', 'w4 w5'] * 3, task='causal'), word_tokenizer(), 8, progress=False)
+        make = lambda: BertLMHeadModel(BertConfig(vocab_size=204, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, is_decoder=True, attention_probs_dropout_prob=0.))
+    else: store, make = tokenise(example_table(16), word_tokenizer(), 16, progress=False), lambda: example_model(dropout=0.)
+    losses = []
+    for look in (False, True):
+        torch.manual_seed(0)
+        engine = Engine(make(), FP32)
+        if look:
+            found = attention_of(engine, store)
+            assert found.value in ('flash', 'math') and found.reason == 'what really ran in a training step'
+        losses.append([float(engine.step(store, [MicroBatch(np.arange(4), store.max_length)])) for _ in range(3)])
+    assert losses[0] == losses[1]
+    engine.model.set_attn_implementation('eager')
+    assert attention_of(engine, store).value == "the model's own"
+>>>>>>> f141e6f (A run from a transformers.Trainer says which attention ran in its steps, so that its checklist can; job, command line and it look in the same way)

@@ -936,3 +936,26 @@ def test_json_that_is_no_entry_of_a_journal_counts_as_torn(tmp_path, line):
     path = tmp_path / 'study.log'
     path.write_text('{"op_code": 0}\n' + line + '\n')
     assert '1 torn lines were dropped, 1 kept' in repair_journal(path) and path.read_text() == '{"op_code": 0}\n'
+
+
+# --- what the bar says
+
+@pytest.mark.parametrize('metric, direction, value, said', [(None, 'maximize', -.25, '-0.2500'), (None, 'maximize', .25, '0.2500'), ('matthews', 'maximize', -.25, '-0.2500'), ('loss', 'maximize', -.5, '0.5000'), ('loss', 'maximize', .5, '-0.5000'),
+                                                            ('perplexity', 'maximize', -3.5, '3.5000'), ('custom', 'maximize', -.5, '-0.5000'), (None, 'minimize', .5, '0.5000'), (None, 'minimize', -.5, '-0.5000'), ('loss', 'minimize', .5, '0.5000')])
+def test_the_bar_shows_the_score_with_its_sign(metric, direction, value, said, capsys):
+    def runner(params, fold): yield value
+    if metric: runner.metric = metric
+    tune(runner, SPACE, 2, folds=2, epochs=1, storage='memory', strategy='none', direction=direction, say=lambda text: None)
+    shown = capsys.readouterr().err
+    assert f'best={said},' in shown.replace('\r', '\n') and shown.count('best=') == shown.count(f'best={said},')
+
+
+def test_the_runners_of_trainings_name_their_metric():
+    from optkit.data import example_table, tokenise, word_tokenizer
+    from optkit.engine import example_model
+    from optkit.hardware import detect
+    from optkit.trainer import TrainConfig, Trainer, fold_runner, make_engine
+    config = TrainConfig(metric='loss', precision='fp32', epochs=1)
+    store, folds = tokenise(example_table(32), word_tokenizer(), 16, progress=False), [(np.arange(16), np.arange(16, 32))]
+    engine = make_engine(example_model(), config, detect())
+    assert fold_runner(engine, store, folds, config).metric == 'loss' and TrainerRunner(Trainer(engine, store, config), folds).metric == 'loss'

@@ -28,7 +28,8 @@ def test_a_t4_does_not_do_bf16_whatever_torch_says(monkeypatch):
     t4 = hardware_with(known_gpu('T4'))
     assert 'emulated' in choose_precision(t4).compute.reason
     with pytest.raises(ValueError, match='bf16.*T4.*8.0.*fp16'): choose_precision(t4, prefer='bf16')
-    with pytest.raises(ValueError, match='TF32.*T4'): choose_precision(t4, tf32=True)
+    with pytest.raises(ValueError, match='TF32.*T4.*set tf32=None.*or tf32=False'): choose_precision(t4, tf32=True)
+    assert not choose_precision(t4, tf32=None).tf32.value and not choose_precision(t4, tf32=False).tf32.value
     with pytest.raises(ValueError, match="'no', expected True"): choose_precision(t4, tf32='no')
 
 

@@ -47,6 +47,13 @@ def test_presets_of_cards(card, precision, tf32):
     if p.reasons['precision'].source == 'arithmetic': assert f"{peak[precision] / peak['fp32']:.1f} times" in p.reasons['precision'].reason
 
 
+def test_a_preset_of_another_card_says_what_to_set_for_this_machine():
+    here, p = hardware_with(None), TrainConfig.preset('h100')
+    assert 'tf32=None' in p.reasons['tf32'].reason and 'tf32=None' in TrainConfig.preset('T4').reasons['tf32'].reason and 'tf32=None' not in TrainConfig.preset('auto').reasons['tf32'].reason
+    with pytest.raises(ValueError, match='none on device cpu.*set tf32=None, which leaves it to the machine, or tf32=False'): make_engine(example_model(), p, here)
+    for value in (None, False): assert not make_engine(example_model(), p.replace(tf32=value, compile=None), here).precision.tf32.value
+
+
 def test_auto_is_this_machine(): assert TrainConfig.preset('auto').card == detect().card
 
 

@@ -10,7 +10,8 @@ from transformers import Trainer as TheirTrainer
 
 from optkit.data import IGNORED, InputError, example_table, word_tokenizer
 from optkit.engine import example_model
-from optkit.hardware import hardware_with
+from optkit.hardware import hardware_with, known_gpu
+from optkit.status import status
 from optkit.trainer import FitResult, from_hf
 
 torch.set_num_threads(1)
@@ -77,6 +78,24 @@ class Weighted(TheirTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, **kwargs): return super().compute_loss(model, inputs, return_outputs, **kwargs)
 
 class Own(TrainerCallback): pass
+
+
+@pytest.mark.parametrize('implementation, value', [('sdpa', 'flash'), ('eager', "the model's own")])
+def test_a_run_says_which_attention_ran(tmp_path, implementation, value):
+    "Looked up in a step, which the training does not notice"
+    runs = []
+    for folder in (tmp_path / 'run', None):
+        theirs = script_of_a_classifier(tmp_path / 'theirs', num_train_epochs=2)
+        theirs.model.set_attn_implementation(implementation)
+        ours = from_hf(theirs, HERE, folder=folder)
+        result = ours.fit()
+        runs.append(([e.train_loss for e in result.history], [p.detach().clone() for p in theirs.model.parameters()]))
+        assert (ours.attention is None) == (folder is None)
+    assert runs[0][0] == runs[1][0] and all(map(torch.equal, runs[0][1], runs[1][1]))
+    check = next(c for c in status(run=tmp_path / 'run').checks if c.what == 'which backends are really on')
+    assert check.ok and f'attention: {value} (what really ran in a training step' in check.why
+    row = next(r for r in status(run=tmp_path / 'run', hardware=hardware_with(known_gpu('H100'))).rows if r.name == 'fused attention (SDPA)')
+    assert (row.state == 'on') == (value == 'flash')
 
 
 def script_of_a_regression(folder):
