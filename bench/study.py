@@ -4,7 +4,7 @@
     OPTKIT_BENCH=FOLDER python bench/study.py --fast --state STATE --limit 500    # again and again, until it says that all is done
     OPTKIT_BENCH=FOLDER python bench/study.py --fast --pilot                      # a minute: whether and how fast it learns
     python bench/study.py --dry --state /some/folder --out /some/folder           # tiny, on a CPU
-    python bench/study.py --simulate bench/results/study-real-curves-h100.json --into bench/results/study-real-h100.json   # anywhere: studies of 200 trials from recorded curves
+    python bench/study.py --simulate bench/results/study-real-curves-CARD.json --into bench/results/study-real-CARD.json   # anywhere: studies of 200 trials from recorded curves
 
 A call ends cleanly `--limit` seconds after its process began, between two trials; STATE (a database and two small files) then
 holds everything, and the same call with it goes on, on this machine or another one. What is finished is written after each

@@ -650,14 +650,14 @@ def test_weights_to_start_from_are_those_of_the_model():
     assert all(torch.equal(v, other[k]) for k, v in engine.model.state_dict().items())
 
 
-<<<<<<< HEAD
 def test_a_reset_that_is_refused_changes_nothing():
     engine = Engine(example_model(), choose_precision(hardware_with(None), prefer='fp32'))
     with torch.no_grad(): next(iter(engine.model.parameters())).add_(1.)
     before = {k: v.clone() for k, v in engine.model.state_dict().items()}
     with pytest.raises((TypeError, InputError)): engine.reset(foo=1)
     assert all(torch.equal(v, before[k]) for k, v in engine.model.state_dict().items())
-=======
+
+
 @pytest.mark.parametrize('task', ['classification', 'causal'])
 def test_the_attention_of_a_step_leaves_no_trace(task):
     "As in the forward pass alone, and the next step is the one that it would have been"
@@ -678,4 +678,3 @@ def test_the_attention_of_a_step_leaves_no_trace(task):
     assert losses[0] == losses[1]
     engine.model.set_attn_implementation('eager')
     assert attention_of(engine, store).value == "the model's own"
->>>>>>> f141e6f (A run from a transformers.Trainer says which attention ran in its steps, so that its checklist can; job, command line and it look in the same way)
