@@ -590,6 +590,7 @@ print(round(torch.compile(lambda x: x.sin() + 1)(torch.ones(4)).sum().item(), 4)
     return [s[0].split() for s in said]
 
 
+@pytest.mark.slow # compiles in a process of its own, 20 s
 def test_compiled_code_is_kept_in_the_run_folder(tmp_path):
     assert compiling(tmp_path / 'cache', 1) == [['7.3659', '0']]
     assert any((tmp_path / 'cache' / 'inductor').rglob('*.*')) and not list((tmp_path / 'cache').rglob('*.tmp'))
