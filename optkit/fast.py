@@ -500,6 +500,17 @@ def _same_layers(base):
     lists = [m for m in base.modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 1 and len({type(l) for l in m}) == 1]
     return list(max(lists, key=len, default=()))
 
+# %% ../nbs/02h_fast.ipynb #dec91ce1
+def _kept_positions(encoder, kept):
+    "DeBERTa's distances in a padded batch, made once for each length: transformers copies a number from host memory for them, which no capture allows"
+    make = type(encoder).get_rel_pos
+    def get_rel_pos(hidden_states, query_states=None, relative_pos=None):
+        if query_states is not None or relative_pos is not None: return make(encoder, hidden_states, query_states, relative_pos)
+        key = hidden_states.shape[-2], hidden_states.device
+        if key not in kept: kept[key] = make(encoder, hidden_states)
+        return kept[key]
+    return get_rel_pos
+
 # %% ../nbs/02h_fast.ipynb #dec91cf3
 @patch
 @contextmanager
@@ -522,16 +533,7 @@ def _switched(self: FastEngine, call, compiled=True):
         for layer in layers: layer.__dict__.pop('forward', None)
         for encoder in encoders: encoder.__dict__.pop('get_rel_pos', None)
 
-def _kept_positions(encoder, kept):
-    "DeBERTa's distances in a padded batch, made once for each length: transformers copies a number from host memory for them, which no capture allows"
-    make = type(encoder).get_rel_pos
-    def get_rel_pos(hidden_states, query_states=None, relative_pos=None):
-        if query_states is not None or relative_pos is not None: return make(encoder, hidden_states, query_states, relative_pos)
-        key = hidden_states.shape[-2], hidden_states.device
-        if key not in kept: kept[key] = make(encoder, hidden_states)
-        return kept[key]
-    return get_rel_pos
-
+# %% ../nbs/02h_fast.ipynb #dec91cf4
 @patch
 def _capture(self: FastEngine, work, before=2):
     "A CUDA graph of `work`, which runs so many times before; the random state is put back"

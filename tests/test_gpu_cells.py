@@ -45,6 +45,12 @@ def test_every_cell_has_an_id_of_its_own(path):
     assert len(ids) == len({*ids})
 
 
+@pytest.mark.parametrize('path', runner.find(), ids=lambda path: path.stem)
+def test_exported_cells_are_short(path):
+    sources = {cell['id']: ''.join(cell['source']) for cell in json.loads(path.read_text('utf-8'))['cells'] if cell['cell_type'] == 'code'}
+    assert not {i: n for i, s in sources.items() if s.startswith('#| export') and (n := sum(bool(l.strip()) for l in s.splitlines())) > 40}
+
+
 def test_what_is_unbound_is_seen():
     assert unbound(['import os as o\nfor i in range(3): a = i', 'def f(x): return x + a + o.sep + i', 'b = [n for n in f(1)]\nlater = lambda: f(b)']) == set()
     assert unbound(['a = lost', 'def f(): return [gone for n in f()]', 'c += 1']) == {'lost', 'gone', 'c'}
