@@ -695,8 +695,8 @@ def _first_look(speed):
     "The speeds that the job was sized by"
     if not speed: return [_note('There is no first measurement of speed: speed.json is not there or holds nothing.')]
     speeds = speed.get('speeds') or {speed.get('max_length'): speed.get('rows_per_s')}
-    words = f"Training steps of {_count(speed.get('batch'), 'row')}, padded to one length and timed before anything was chosen; the job was sized by them."
-    return [_text(words), _table(['Tokens a row, with padding', 'Rows/s'], [[NA if o is None else str(o), _number(rate)] for o, rate in speeds.items()], numbers=(0, 1))]
+    words = f"Training steps of {_count(speed.get('batch'), 'row')} of those with most tokens, timed before anything was chosen; the job was sized by them."
+    return [_text(words), _table(['Tokens a row', 'Rows/s'], [[NA if o is None else str(o), _number(rate)] for o, rate in speeds.items()], numbers=(0, 1))]
 
 def _speed_section(run):
     ladder, asked = run['ladder'], (run['run'] or {}).get('settings') or {}
