@@ -4,9 +4,11 @@
     OPTKIT_BENCH=FOLDER python bench/study.py --fast --state STATE --limit 500    # again and again, until it says that all is done
     OPTKIT_BENCH=FOLDER python bench/study.py --fast --pilot                      # a minute: whether and how fast it learns
     python bench/study.py --dry --state /some/folder --out /some/folder           # tiny, on a CPU
+    CUDA_VISIBLE_DEVICES=1 python bench/study.py --fast --seeds 1 --state STATE1   # some of the study seeds, beside others on another GPU, each call with a folder of its own
+    python bench/study.py --gather STATE0 STATE1 --state STATE                    # anywhere: one folder and one record of what such calls have done
     python bench/study.py --simulate bench/results/study-real-curves-CARD.json --into bench/results/study-real-CARD.json   # anywhere: studies of 200 trials from recorded curves
 
-A call ends cleanly `--limit` seconds after its process began, between two trials; STATE (a database and two small files) then
+A call ends cleanly `--limit` seconds after its process began, between two trials; STATE (a database and three small files) then
 holds everything, and the same call with it goes on, on this machine or another one. What is finished is written after each
 trial, so a call that is killed loses one trial; records of the studies that are whole are written at the end of each call.
 An evaluation follows each `--evaluation-rows` rows of training, several in each pass over the rows of a fold. Folds and seeds
@@ -219,7 +221,7 @@ def studies_of(a):
 def _whole(a, study): return sum(ended(t) is not None for t in study.get_trials(deepcopy=False)) >= a.trials
 
 
-def _read(a, name, empty): return read_json(path) if (path := Path(a.state) / name).is_file() else empty
+def _read_json(path, empty): return read_json(path) if path.is_file() else empty
 
 
 def pilot(a):
@@ -239,12 +241,13 @@ def pilot(a):
 
 def run(a):
     Path(a.state).mkdir(parents=True, exist_ok=True)
-    s, calls, kept = Setting(a), _read(a, 'calls.json', []), _read(a, 'fresh.json', {})
+    s, (calls, kept) = Setting(a), (_read_json(Path(a.state) / f'{name}.json', empty) for name, empty in (('calls', []), ('fresh', {})))
     whole = studies_of(a) if (Path(a.state) / 'study.db').is_file() else {}
     said(f'prepared in {s.prepared:.1f} s; {len(whole)} of {len(a.strategies) * a.study_seeds} studies are whole; a study that stops nothing takes about {np.mean([*s.evaluation.values()]) * a.trials * a.folds * a.evaluations:.0f} s')
-    done = False
+    done, where = False, where_of(a, s)
+    write_json(Path(a.state) / 'where.json', where)
     try:
-        for seed in range(a.study_seeds):
+        for seed in a.seeds:
             for strategy in a.strategies:
                 if (strategy, seed) not in whole and not run_study(s, strategy, seed, calls): raise Enough
             for study in (v for (_, n), v in studies_of(a).items() if n == seed):
@@ -252,7 +255,7 @@ def run(a):
         done = True
     except Enough: pass
     finally: _close(a)
-    path = save(a, s, calls, kept)
+    path = save(a, where, calls, kept)
     _close(a)
     said(f'all is done: {path}' if done else f'not done yet, the same call goes on with what is in {a.state}' + (f'; so far: {path}' if path else ''))
     return path if done else None
@@ -310,14 +313,50 @@ def recorded(a, studies):
     return dict(space=as_space(list(SPACE)).known, folds=a.folds, evaluations=a.evaluations, metric='macro_f1', rows=rows)
 
 
-def save(a, s, calls, kept):
+def where_of(a, s):
+    "Card, command and versions, as the record will hold them: kept with the state, so that it can be written elsewhere"
+    card = f'{s.hardware.card}-dry' if a.dry else s.hardware.card
+    return dict(card=card, provenance=provenance(s.hardware, command_of(a)) | dict(workload='MiniLM (22.7M) on hoc_pairs, grouped folds', sizes={k: getattr(a, k) for k in SIZES}, fast=a.fast, engine=repr(s.engine), seconds_an_evaluation=s.evaluation))
+
+
+def gather(a):
+    "What calls with folders of their own have done, in one folder and one record; a study that is in several is taken from where it has most trials"
+    folders = [Path(f) for f in a.gather]
+    for f in folders:
+        if missing := [n for n in ('study.db', 'where.json') if not (f / n).is_file()]: raise InputError(f'{f} has no {" and no ".join(missing)}, expected the folder of a call (--state)')
+    if Path(a.state).exists() and any(Path(a.state).iterdir()): raise InputError(f'{a.state} is not empty, expected a new folder for what is gathered')
+    wheres = [read_json(f / 'where.json') for f in folders]
+    setting = lambda w: (w['card'], *(w['provenance'][k] for k in ('sizes', 'fast', 'torch', 'transformers')))
+    for f, w in zip(folders, wheres):
+        if setting(w) != setting(wheres[0]): raise InputError(f'{f} and {folders[0]} differ in card, sizes, engine or versions: {setting(w)} and {setting(wheres[0])}')
+    vars(a).update(wheres[0]['provenance']['sizes'])
+    Path(a.state).mkdir(parents=True, exist_ok=True)
+    calls, kept, into = [], {}, f'sqlite:///{Path(a.state).resolve() / "study.db"}'
+    with silent():
+        taken = {}
+        for f in folders:
+            storage = sqlite_storage(f / 'study.db')
+            for name in optuna.get_all_study_names(storage):
+                found_ = optuna.load_study(study_name=name, storage=storage)
+                if name not in taken or len(found_.trials) > len(taken[name][1].trials): taken[name] = f, found_, storage
+        for name, (_, _, storage) in taken.items(): optuna.copy_study(from_study_name=name, from_storage=storage, to_storage=into)
+    for f in folders:
+        calls += [c for c in _read_json(f / 'calls.json', []) if taken.get(c['study'], (None,))[0] == f]
+        for params, scores in _read_json(f / 'fresh.json', {}).items(): kept.setdefault(params, {}).update(scores)
+    where = wheres[0] | dict(provenance=wheres[0]['provenance'] | dict(calls_beside_each_other=len(folders)))
+    for name, value in dict(calls=calls, fresh=kept, where=where).items(): write_json(Path(a.state) / f'{name}.json', value)
+    path = save(a, where, calls, kept)
+    _close(a)
+    return path
+
+
+def save(a, where, calls, kept):
     "Records of the studies that are whole; None without any"
     studies = studies_of(a)
     if not studies: return None
     rows = [row_of(a, study, *key, calls, kept) for key, study in studies.items()]
     pairs = {n for _, n in studies if all((t, n) in studies for t in ('none', *a.strategies))}
-    card = f'{s.hardware.card}-dry' if a.dry else s.hardware.card
-    where = provenance(s.hardware, command_of(a)) | dict(workload='MiniLM (22.7M) on hoc_pairs, grouped folds', sizes={k: getattr(a, k) for k in SIZES}, fast=a.fast, engine=repr(s.engine), seconds_an_evaluation=s.evaluation, whole=f'{len(studies)} of {len(a.strategies) * a.study_seeds} studies')
+    card, where = where['card'], where['provenance'] | dict(whole=f'{len(studies)} of {len(a.strategies) * a.study_seeds} studies')
     table, path = recorded(a, studies), Path(a.out) / f'study-real-{card}.json'
     write_json(path.with_name(f'study-real-curves-{card}.json'), dict(provenance=where, **table))
     write_json(path, dict(provenance=where, rows=[compared([r for r in rows if r['seed'] in pairs], name) for name in a.strategies] if pairs else [], studies=rows, simulated=[]))
@@ -392,6 +431,7 @@ def parse(argv=None):
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, value in SIZES.items(): p.add_argument(f'--{name.replace("_", "-")}', type=int, default=value)
     p.add_argument('--strategies', nargs='+', default=list(STRATEGIES), choices=STRATEGIES)
+    p.add_argument('--seeds', nargs='+', type=int, help='study seeds of this call, all without'); p.add_argument('--gather', nargs='+', metavar='STATE', help='only gather what calls with folders of their own have done into --state')
     p.add_argument('--state', default='runs/study-real', help='folder that holds what is done'); p.add_argument('--out', default='bench/results')
     p.add_argument('--limit', type=float, default=500., help='seconds after which no further trial begins, from the start of the process'); p.add_argument('--fast', action='store_true', help='on the fast engine')
     p.add_argument('--dry', action='store_true', help='tiny, whatever the sizes'); p.add_argument('--pilot', action='store_true', help='only whether and how fast it learns; writes nothing')
@@ -399,6 +439,8 @@ def parse(argv=None):
     p.add_argument('--simulated-trials', type=int, default=200); p.add_argument('--simulated-seeds', type=int, default=10)
     a = p.parse_args(argv)
     if a.dry: vars(a).update(documents=6, train_documents=1, fresh_documents=6, length=16, evaluation_rows=5, evaluations=3, trials=4, study_seeds=1, fresh=1, simulated_trials=12, simulated_seeds=2)
+    if a.seeds is None: a.seeds = [*range(a.study_seeds)]
+    if wrong := [n for n in a.seeds if not 0 <= n < a.study_seeds]: p.error(f'study seeds are 0 to {a.study_seeds - 1} (--study-seeds), not {", ".join(map(str, wrong))}')
     return a
 
 
@@ -407,6 +449,7 @@ def main(argv=None):
     BEGAN = psutil.Process().create_time() if argv is None else time.time()
     a = parse(argv)
     if a.pilot: return pilot(a)
+    if a.gather: return gather(a)
     if not a.simulate: return run(a)
     data = read_json(a.simulate)
     found_ = simulate_all(data, a.simulated_trials, a.simulated_seeds, a.strategies)

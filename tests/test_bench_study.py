@@ -40,12 +40,34 @@ def test_a_study_over_many_calls_is_that_of_one_call(pack):
     parts = read_json(path)
     assert calls >= 7, 'a call without time does one trial, or one fresh run'
     assert [[r[k] for k in ('study', 'trials', 'complete', 'epochs', 'params', 'search', 'fresh')] for r in parts['studies']] == [[r[k] for k in ('study', 'trials', 'complete', 'epochs', 'params', 'search', 'fresh')] for r in whole['studies']]
-    assert {f.name for f in (pack / 'parts').iterdir()} <= {'study.db', 'study.db-shm', 'study.db-wal', 'calls.json', 'fresh.json'} and sum(f.stat().st_size for f in (pack / 'parts').iterdir()) < 2 ** 20 and not (pack / 'parts' / 'study.db-wal').exists() or not (pack / 'parts' / 'study.db-wal').stat().st_size
+    assert {f.name for f in (pack / 'parts').iterdir()} <= {'study.db', 'study.db-shm', 'study.db-wal', 'calls.json', 'fresh.json', 'where.json'} and sum(f.stat().st_size for f in (pack / 'parts').iterdir()) < 2 ** 20 and not (pack / 'parts' / 'study.db-wal').exists() or not (pack / 'parts' / 'study.db-wal').stat().st_size
     row = parts['studies'][0]
     assert row['calls'] > 1 and row['epochs'] == 3 * 3 * 4 and row['seconds'] > 0
     assert 0 < row['outside_share'] < 1 and row['wall'] > row['outside'] > 0 and row['fixed']['p50'] < row['wall']
     assert len(row['fresh_scores']) == 1 and row['fresh'] == pytest.approx(np.mean(row['fresh_scores']))
     assert {r['variant']: r['ratio']['p50'] for r in parts['rows']}['none'] == 1 and parts['rows'][1]['fresh']['by_seed'] == pytest.approx([parts['studies'][1]['fresh'] - row['fresh']])
+
+
+def test_seeds_beside_each_other_are_gathered(pack, monkeypatch):
+    of = lambda seeds, state: call(pack, '--strategies', 'none', '--study-seeds', '2', *(('--seeds', *seeds) if seeds else ()), state=state)
+    whole = read_json(of((), 'whole'))
+    assert [r['study'] for r in read_json(of(('1',), 'one'))['studies']] == ['none-1']
+    assert '1 of 2' in read_json(of(('0',), 'zero'))['provenance']['whole']
+    monkeypatch.setattr(study, 'detect', lambda: pytest.fail('needs no device'))
+    gathered = read_json(study.main(['--gather', str(pack / 'zero'), str(pack / 'one'), '--strategies', 'none', '--state', str(pack / 'all'), '--out', str(pack / 'out')]))
+    same = lambda record: [[r[k] for k in ('study', 'trials', 'complete', 'epochs', 'params', 'search', 'fresh', 'calls', 'best')] for r in record['studies']]
+    assert same(gathered) == same(whole) and gathered['rows'][0]['repeats'] == 2 and gathered['provenance']['calls_beside_each_other'] == 2 and gathered['provenance']['command'] == whole['provenance']['command']
+    curves = read_json(pack / 'out' / f'study-real-curves-{gathered["provenance"]["card"] or "cpu"}.json')
+    assert len(curves['rows']) == 6 and {r['seed'] for r in curves['rows']} == {0, 1}
+    before = sorted((f.name, f.stat().st_size) for f in (pack / 'all').iterdir())
+    for wrong, words in ((('--gather', str(pack / 'zero'), '--state', str(pack / 'all')), 'not empty'), (('--gather', str(pack / 'out'), '--state', str(pack / 'new')), 'no study.db'), (('--gather', str(pack / 'other'), str(pack / 'one'), '--state', str(pack / 'new')), 'differ')):
+        if words == 'differ':
+            (pack / 'other').mkdir()
+            for f in ('study.db', 'where.json'): (pack / 'other' / f).write_bytes((pack / 'zero' / f).read_bytes())
+            study.write_json(pack / 'other' / 'where.json', (w := read_json(pack / 'other' / 'where.json')) | dict(provenance=w['provenance'] | dict(torch='0.1')))
+        with pytest.raises(InputError, match=words): study.main([*wrong, '--strategies', 'none', '--out', str(pack / 'out')])
+    assert sorted((f.name, f.stat().st_size) for f in (pack / 'all').iterdir()) == before and not (pack / 'new').exists()
+    with pytest.raises(SystemExit): study.parse(['--seeds', '3'])
 
 
 def test_folds_and_seconds_are_those_of_the_study(pack):
@@ -135,11 +157,11 @@ def test_pairs_are_thinned_by_document():
 def test_a_score_that_is_no_number_goes_through_the_file(pack):
     a = study.parse([*SMALL, '--state', str(pack / 's'), '--strategies', 'none'])
     assert study.main([*SMALL, '--state', str(pack / 's'), '--out', str(pack / 'out'), '--strategies', 'none'])
-    kept = study._read(a, 'fresh.json', {})
+    kept = read_json(pack / 's' / 'fresh.json')
     for scores in kept.values(): scores['0'][0] = float('nan')
     study.write_json(pack / 's' / 'fresh.json', kept)
     (key, found), = study.studies_of(a).items()
-    row = study.row_of(a, found, *key, study._read(a, 'calls.json', []), study._read(a, 'fresh.json', {}))
+    row = study.row_of(a, found, *key, read_json(pack / 's' / 'calls.json'), read_json(pack / 's' / 'fresh.json'))
     assert math.isnan(row['fresh']) and len(row['fresh_scores'][0]) == 3
 
 
