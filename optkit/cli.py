@@ -224,14 +224,14 @@ def _run_job(terminal, make, given):
 def do_forecast(terminal, run, name, trials, workers, strategy):
     "How long the study of a run folder takes from here, and what another strategy would have cost"
     from optkit.data import InputError
-    from optkit.forecast import forecast
+    from optkit.forecast import _time, forecast
     from optkit.hpo import what_if
     from optkit.storage import open_study
     for what, value in (('trials', trials), ('workers', workers)):
         if value is not None and value < 1: raise InputError(f'--{what} is {value}, expected at least 1')
     study = open_study(run, name)
     found, other = forecast(study, trials, workers=workers), what_if(study, strategy)
-    profile = [f"  {row['folds']} folds: {row['trials']} trials, {row['hours']:.3g} h ({row['share']:.0%})" for row in found.profile]
+    profile = [f"  {row['folds']} folds: {row['trials']} trials, {_time(3600 * row['hours'])} ({row['share']:.0%})" for row in found.profile]
     return '\n'.join([f'study {study.study_name}: {found}', *profile, repr(other)]), dict(study=study.study_name, **asdict(found), other=repr(other))
 
 # %% ../nbs/05a_cli.ipynb #8ccf0340

@@ -99,10 +99,10 @@ class Forecast:
     def __repr__(self):
         if not self.left: return f'{self.done} trials in {_time(self.spent_s)}, none to come'
         head = f'{self.done} trials in {_time(self.spent_s)}, {self.left} to come: '
-        if self.mid is None: return head + f'between {_time(self.bounds[0])} and {_time(self.bounds[1])} of GPU time; {self.reason}'
+        if self.mid is None: return head + f'between {_time(self.bounds[0])} and {_time(self.bounds[1])} of computing time; {self.reason}'
         tried = f'such intervals held {self.coverage:.0%} of {self.backtests} times in this study' if self.backtests else 'not tried yet in this study'
         wide = '' if self.useful else '; too wide to plan with, so set a budget'
-        return head + f'{_time(self.mid)} of GPU time ({self.confidence:.0%}: {_time(self.low)} to {_time(self.high)}; {tried}{wide})'
+        return head + f'{_time(self.mid)} of computing time ({self.confidence:.0%}: {_time(self.low)} to {_time(self.high)}; {tried}{wide})'
 
     def _repr_html_(self):
         head = ''.join(f'<th>{h}</th>' for h in ('folds reached', 'trials', 'hours', 'share of the time'))

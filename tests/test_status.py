@@ -111,6 +111,11 @@ def test_each_switch_is_seen(changes, name, before, after):
     assert (states()[name], states(TrainConfig(**changes))[name]) == (before, after)
 
 
+def test_sorted_rows_say_whether_the_figure_is_of_a_step_like_this_one():
+    said = lambda **changes: next(r.why for r in status(TrainConfig(effective_batch=16, **changes), hardware=hardware_with(known_gpu('H100'))).rows if r.name == 'rows sorted or packed by length')
+    assert 'one micro-batch a step, as here' in said() and 'one micro-batch' not in said(physical_batch=8)
+
+
 def test_the_attention_of_a_model_that_is_given():
     model = example_model()
     for name, state in (('eager', 'off'), ('sdpa', 'on')):
