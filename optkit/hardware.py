@@ -796,7 +796,7 @@ def tf32_set(on):  # True or False
 # %% ../nbs/00_hardware.ipynb #9f4fd18a
 def si(value, unit):  # 7.91e14, 'FLOP/s'
     "`value` with the prefix that suits it: '791 TFLOP/s'"
-    for factor, prefix in ((1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'k'), (1, ''), (1e-3, 'm'), (1e-6, 'µ'), (1e-9, 'n')):
+    for factor, prefix in ((1e15, 'P'), (1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'k'), (1, ''), (1e-3, 'm'), (1e-6, 'µ'), (1e-9, 'n')):
         if abs(value) >= factor: break
     return f'{value / factor:.3g} {prefix}{unit}'
 
