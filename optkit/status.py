@@ -304,7 +304,7 @@ def _loader(f, field, yes, no, wanted=None):
 def _sorted(f):
     c = f.config
     if c.layout == 'packed': return 'on', 'packed: no padding at all'
-    if c.layout == 'sorted': return 'on', 'rows of a step lie in order of length' + ('' if (c.physical_batch or c.effective_batch) < c.effective_batch else '; one micro-batch a step, as here, pads nothing less (figures are of steps cut in two or more)')
+    if c.layout == 'sorted': return 'on', 'rows of a step lie in order of length' + ('' if (c.physical_batch or c.effective_batch) < c.effective_batch else '; one micro-batch a step, as here, pads nothing less (the figure of a ladder is of steps cut in two)')
     return 'off', f'layout {c.layout}'
 
 def _strategy(f):
