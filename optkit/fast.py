@@ -462,8 +462,6 @@ def _update(self: FastEngine):
 @patch
 def set(self: FastEngine, **values):
     "Values of the next steps, see `Engine.set`; they go into tensors that the graphs read"
-    given, head = values.get('class_weights'), getattr(self.model.config, 'num_labels', None)
-    if given is not None and len(given) and head and len(given) != head: raise InputError(f'{len(given)} class_weights for a head of {head} classes') # no reason to leave out graphs or the compiler
     Engine.set(self, **values)
     if self.__dict__.get('reason', 'not yet'): return
     self.optimizer.max_norm.fill_(self.max_grad_norm or math.inf)

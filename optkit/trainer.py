@@ -744,7 +744,6 @@ def _reset(self: Trainer):
     weights = balanced_weights(self.store, self.train) if c.class_weights == 'balanced' else c.class_weights
     head = int(self.engine.model.config.num_labels) if weights is not None else 0
     if weights is not None and len(weights) < head: weights = (*weights, *[0.] * (head - len(weights))) if c.class_weights == 'balanced' else weights
-    if weights is not None and len(weights) != head: raise InputError(f'{len(weights)} class_weights for a head of {head} classes')
     self.engine.reset(c.lr, c.weight_decay, c.label_smoothing, c.max_grad_norm, c.seed, betas=c.betas, eps=c.eps, class_weights=() if weights is None else weights,
                       **(dict(rows=min(c.effective_batch, len(self.train))) if isinstance(self.engine, FastEngine) else {}))
 

@@ -275,6 +275,14 @@ def test_a_captured_step_waits_for_nothing():
     assert fast.graphs and not fast.notes
 
 
+def test_class_weights_of_another_head_change_nothing():
+    engine = Engine(model_of('bert'), FP32)
+    before = losses(engine, lr=1e-3)
+    for call in (engine.set, engine.reset):
+        with pytest.raises(InputError, match='3 class_weights for a head of 2'): call(lr=.7, class_weights=(1., 2., 3.))
+    assert engine.optimizer.param_groups[0]['lr'] == 1e-3 and engine.class_weights is None and losses(engine, lr=1e-3) == before
+
+
 # values
 
 @pytest.mark.parametrize('weights', [(1.,), (1., 2., 3.)], ids=str)
