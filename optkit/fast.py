@@ -532,11 +532,19 @@ def _switched(self: FastEngine, call, compiled=True):
         for encoder in encoders: encoder.__dict__.pop('get_rel_pos', None)
 
 # %% ../nbs/02h_fast.ipynb #dec91cf4
+_FAILED = [] # graphs whose capture failed: the allocator may go on asking them which memory is theirs
+
+def _after_failure(device, graph, pool):
+    "End what a failed capture leaves open in torch (seen in the source of 2.11): its generator and allocator stay as in a capture, so that dropout and replays of other graphs would end with an error"
+    _FAILED.append(graph)
+    with suppress(RuntimeError, AttributeError): torch._C._cuda_endAllocateToPool(torch.cuda.current_device() if device.index is None else device.index, pool)
+    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode='thread_local'): torch.zeros(1, device=device) # one that succeeds takes the generator out
+
 @patch
 def _capture(self: FastEngine, work, before=2):
     "A CUDA graph of `work`, which runs so many times before; the random state is put back"
     state, here = torch.cuda.get_rng_state(self.device), torch.cuda.current_stream(self.device)
-    side = torch.cuda.Stream(self.device)
+    side, cause = torch.cuda.Stream(self.device), None
     side.wait_stream(here)
     with torch.cuda.stream(side):
         for _ in range(before): work()
@@ -545,7 +553,13 @@ def _capture(self: FastEngine, work, before=2):
     if torch.cuda.memory_reserved(self.device) > torch.cuda.get_device_properties(self.device).total_memory / 2: gc.collect() # takes a third of a second
     gc.disable() # a graph of an engine that is gone must not be taken apart while this one is captured
     try:
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode='thread_local'): work()
+        with torch.cuda.stream(here), torch.cuda.graph(graph, pool=self.pool, capture_error_mode='thread_local'): # the first puts the stream back, which the second does not after a failure
+            try: work()
+            except Exception as exc: cause = exc; raise
+    except Exception as exc:
+        with torch.cuda.stream(here): _after_failure(self.device, graph, self.pool)
+        self.pool = torch.cuda.graph_pool_handle()
+        raise cause or exc # what went wrong inside, not that the capture could not be ended
     finally:
         if collects: gc.enable()
         with suppress(RuntimeError): torch.cuda.set_rng_state(state, self.device) # after a failure too: the step is done again another way

@@ -373,6 +373,12 @@ def measure_usage(step, device,
     return Usage(kernels, busy and min(1., busy / (spent / steps)), rates and rates.gpu / 100, own / spent,
                  None if None in (energy, after) else (after - energy) / 1e3 / steps)
 
+
+def _usage_of(variant, device, seconds, number):
+    "Its `Usage`; None where that fails: the rounds are worth more"
+    try: return measure_usage(variant.step, device, seconds, number)
+    except Exception as error: warnings.warn(f'the usage of {variant.name} could not be measured: {type(error).__name__}: {str(error)[:200]}')
+
 # %% ../nbs/00a_timing.ipynb #76a1c47e
 def _check(variants, burn_in, min_rounds, max_rounds, width, confidence):
     names = [v.name for v in variants]
@@ -417,7 +423,7 @@ def compare(baseline, *variants,      # each a `Variant`
         if collecting: gc.enable()
     if clock is time.perf_counter and (fast := [n for n, s in rounds.seconds.items() if np.median(s) < SHORTEST]):
         warnings.warn(f'a step of {", ".join(fast)} takes less than {SHORTEST * 1e6:.0f} us, which the clock does not tell well: do more work in one step')
-    usage = {v.name: measure_usage(v.step, device, usage_s, rounds.number) for v in variants} if usage_s else {}
+    usage = {v.name: u for v in variants if (u := _usage_of(v, device, usage_s, rounds.number))} if usage_s else {}
     done = len(rounds.numbers)
     return Comparison(tuple(rounds.seconds), rounds.seconds, stopped, done, confidence=min(confidence, 1 - 2. ** (1 - done)), each=each, seed=seed, **before,
                       numbers=tuple(rounds.numbers), disturbed=tuple(rounds.disturbed), watched=watch.summary() if watch else {}, usage=usage)

@@ -561,6 +561,67 @@ def test_an_evaluation_that_cannot_be_captured_is_plain(monkeypatch):
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)  # training is what it was
 
 
+class Card:
+    "What torch (2.11) keeps while it captures, and does not end where a capture fails: the generator's mark, the pool that is filled, the current stream"
+    def __init__(self, monkeypatch):
+        stream = type('', (str,), dict(wait_stream=lambda self, other: None))
+        self.capturing, self.pools, self.stream, self.pool = False, set(), stream('main'), itertools.count(1)
+        def within(stream): return self.Stream(self, stream)
+        fakes = dict(get_rng_state=lambda d: torch.get_rng_state(), set_rng_state=lambda s, d: torch.set_rng_state(s), current_stream=lambda d=None: self.stream, current_device=lambda: 0, memory_reserved=lambda d: 0,
+                     get_device_properties=lambda d: type('', (), dict(total_memory=1)), graph_pool_handle=lambda: (0, next(self.pool)), stream=within, graph=lambda *a, **k: self.Graph(self, **k),
+                     Stream=lambda d: stream('side'), CUDAGraph=lambda: type('', (), dict(replay=lambda self: None))())
+        for name, fake in fakes.items(): monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch._C, '_cuda_endAllocateToPool', lambda device, pool: self.pools.discard(pool), raising=False)
+
+    class Stream:
+        def __init__(self, card, stream): self.card, self.stream = card, stream
+        def __enter__(self): self.before, self.card.stream = self.card.stream, self.stream
+        def __exit__(self, *exc): self.card.stream = self.before
+
+    class Graph:
+        def __init__(self, card, pool=None, capture_error_mode='global'): self.card, self.pool = card, pool or (1, 0)
+        def __enter__(self):
+            if self.pool in self.card.pools: raise RuntimeError('already recording to mempool_id')
+            self.before, self.card.stream, self.card.capturing = self.card.stream, 'capture', True
+            self.card.pools.add(self.pool)
+        def __exit__(self, kind, exc, trace):
+            if exc: raise RuntimeError('operation failed due to a previous error during capture')
+            self.card.stream, self.card.capturing = self.before, False
+            self.card.pools.discard(self.pool)
+
+
+def test_a_capture_that_fails_leaves_torch_as_it_was(monkeypatch):
+    "Its cause is raised; dropout, replays, and a later capture can go on"
+    card, fast = Card(monkeypatch), Fast(example_model(dropout=0.), FP32)
+    fast.pool = torch.cuda.graph_pool_handle()
+    def bad():
+        if card.capturing: raise RuntimeError('operation not permitted when stream is capturing')
+    for _ in range(2):
+        before = torch.get_rng_state()
+        with pytest.raises(RuntimeError, match='not permitted'): fast._capture(bad)
+        assert (card.capturing, card.pools, card.stream) == (False, set(), 'main') and gc.isenabled() and torch.equal(before, torch.get_rng_state())
+    assert fast._capture(lambda: None) and not card.capturing
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='captures need a GPU')
+@pytest.mark.parametrize('part', ['training', 'evaluation'])
+def test_fallback_after_a_failed_capture_on_a_gpu(part, monkeypatch):
+    "Steps with dropout go on, those of another engine are replayed as before, and the note says the cause"
+    other = Fast(example_model(dropout=.3), FP32)
+    first = losses(other)
+    work, call = FastEngine._work, PlacedPacking.__call__
+    if part == 'training': monkeypatch.setattr(FastEngine, '_work', lambda self, *a: (work(self, *a), self.total.item()))
+    else: monkeypatch.setattr(PlacedPacking, '__call__', lambda self, inputs: (found := call(self, inputs), None if self.model.training else found.sum().item())[0])
+    fast = Fast(example_model(dropout=.3), FP32)
+    losses(fast)
+    fast.predict(STORE, np.arange(9))
+    assert np.isfinite(losses(fast)).all() and 'capturing' in repr(fast), repr(fast)
+    assert fast.notes[0].startswith('no CUDA graphs: ' if part == 'training' else 'evaluation is plain: ') and fast.graphs == (part == 'evaluation')
+    monkeypatch.undo()
+    np.testing.assert_allclose(losses(other), first, rtol=1e-3)
+    assert other.graphs and not other.notes and Fast(example_model(dropout=.3), FP32).graphs
+
+
 def test_no_rows_are_no_failure_of_an_evaluation():
     fast = Fast(example_model(dropout=0.), FP32)
     fast.forward_in_places = True
