@@ -58,7 +58,7 @@ def ladder_configs(
     rungs: tuple[Rung, ...]
 ) -> dict[str, TrainConfig]: # in order, baseline first
     "The configuration of each row: everything before it and its own change"
-    configs = {'baseline': replace(base, **BASELINE)}
+    configs = {'baseline': replace(base, fast=False, graphs=None, **BASELINE)}
     for rung, before in zip(rungs, rows_before(rungs)): configs[rung.name] = replace(configs[before], **rung.changes)
     return configs
 

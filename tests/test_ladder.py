@@ -58,6 +58,12 @@ def test_every_row_can_run_on_its_machine(name):
         assert precision.compute.value == config.precision and precision.tf32.value == config.tf32
 
 
+def test_a_job_on_the_fast_engine_has_a_ladder_on_a_gpu():
+    "Its rows start from plain steps: what the fast engine compiles itself would contradict the last one"
+    configs = ladder_configs(TrainConfig(fast=True, graphs=True), default_rungs(hardware_with(known_gpu('H200')), 16, 16))
+    assert [*configs][-1] == NAMES['compile'] and not any(c.fast for c in configs.values())
+
+
 @pytest.mark.parametrize('name', MACHINES)
 def test_each_row_changes_only_what_it_says(name):
     rungs = default_rungs(MACHINES[name], 32, 24)
