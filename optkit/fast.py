@@ -586,6 +586,7 @@ def _build(self: FastEngine, shape, store, call, placed, weight):
     start, static = time.perf_counter(), StaticBatch(shape, store, self.device)
     self.optimizer.attach()
     def run():
+        self.optimizer.attach() # another engine of the same model may have dropped the gradients; a graph has their addresses
         with self._switched(call): self._work(static, call)
     static.put(store, placed, weight)
     if self.graphs:

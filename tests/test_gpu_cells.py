@@ -35,7 +35,7 @@ def test_a_flagged_cell_runs_alone(path, cell):
 
 @pytest.mark.parametrize('path', runner.find(), ids=lambda path: path.stem)
 def test_every_name_of_a_notebook_is_bound(path):
-    missing = unbound([re.sub('^%.*', '', source, flags=re.M) for _, source, _ in runner.plan(path, set(), [], False)])
+    missing = unbound([source for _, source, _ in runner.plan(path, set(), [], False)])
     assert not missing - {*(optkit_all.__all__ if path.stem == '07_all' else ())} # which binds by globals()
 
 
@@ -82,6 +82,21 @@ def test_chosen_and_needed_cells(notebook, capsys):
     assert 'of no use' in run(path, capsys)[1]
     missed, said = run(path, capsys, ['c5'], only_needed=True)
     assert not missed and 'b is 3' in said and 'of no use' not in said and 'other' not in said
+
+
+def test_what_only_jupyter_knows_is_left_out(notebook, capsys):
+    missed, said = run(notebook('%matplotlib inline\na = 1', '#| cuda\nprint("a is", a)'), capsys, only_needed=True)
+    assert not missed and 'a is 1' in said
+
+
+def test_a_cell_that_is_not_there_is_said(monkeypatch):
+    "before the others run, for minutes, without it"
+    monkeypatch.setattr(sys, 'argv', ['run_notebooks.py', '--plain', '--flags', 'cuda', '--cells', 'a7100029 00000000', '02g'])
+    monkeypatch.setattr(runner, 'plain', lambda *a: pytest.fail('it ran'))
+    monkeypatch.setattr(sys, 'path', [*sys.path])
+    monkeypatch.setenv('PYTHONPATH', 'x')
+    monkeypatch.setattr(sys, 'stdout', type('', (), dict(reconfigure=lambda self, **k: None, write=lambda self, t: None, flush=lambda self: None))())
+    with pytest.raises(SystemExit, match='no cell 00000000'): runner.main()
 
 
 def test_a_cell_is_not_begun_when_the_time_is_over(notebook, capsys, monkeypatch):

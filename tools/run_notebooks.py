@@ -128,7 +128,7 @@ def plan(path, skip, chosen, only_needed):
     "The cells of the notebook at `path` that are to run: id, source, whether they have a flag"
     cells, flags_of = [], lambda source: set(re.findall(r'^#\|\s*(\w+)', source, re.M))
     for cell in json.loads(path.read_text('utf-8'))['cells']:
-        source, flags = ''.join(cell['source']), flags_of(''.join(cell['source']))
+        source, flags = re.sub(r'^%.*', '', ''.join(cell['source']), flags=re.M), flags_of(''.join(cell['source'])) # without what only Jupyter knows
         flagged = bool(flags & tst_flags())
         if cell['cell_type'] != 'code' or flags & skip or 'eval' in flags or chosen and flagged and cell['id'] not in chosen: continue
         cells.append((cell['id'], source, flagged))
@@ -185,10 +185,11 @@ def main():
     if args.resume: os.environ['OPTKIT_RESUME'] = '1'
     sys.path.insert(0, str(ROOT))
     os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    missed = []
+    missed, chosen = [], args.cells.split()
+    if lost := set(chosen) - {cell['id'] for path in find(args.names) for cell in json.loads(path.read_text('utf-8'))['cells']}: raise SystemExit(f"no cell {', '.join(sorted(lost))} in these notebooks")
     for path in find(args.names):
         skip = tst_flags() - set(args.flags.split())
-        missed += plain(path, skip, args.cells.split(), args.needed) if args.plain else run(path, skip) or []
+        missed += plain(path, skip, chosen, args.needed) if args.plain else run(path, skip) or []
     if args.limit: faulthandler.dump_traceback_later(GRACE, exit=True) # for what hangs at the exit
     if missed: raise SystemExit(1)
 
