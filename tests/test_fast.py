@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.utils._python_dispatch, torch.utils._pytree
 import transformers as tf
 from hypothesis import given, settings, strategies as st
 
@@ -741,6 +742,31 @@ def test_distances_of_padded_rows_are_made_once_for_each_length(monkeypatch):
     np.testing.assert_allclose(a, losses(fast, epochs=2), rtol=2e-5)
     assert sorted({*made}) == sorted(made) and made, made
     assert not any('get_rel_pos' in m.__dict__ for m in fast.model.modules())
+
+
+class Copies(torch.utils._python_dispatch.TorchDispatchMode):
+    "Operations that take tensors of one device and give those of another, numbers in a tensor without dimensions excepted: a capture refuses them"
+    def __init__(self): super().__init__(); self.seen = []
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        given, made = ([t.device.type for t in torch.utils._pytree.tree_leaves(v) if isinstance(t, torch.Tensor)] for v in ((args, kwargs), found))
+        if made and set(given) - set(made) and len(set(given)) == 1: self.seen.append(str(func))
+        return found
+
+
+@pytest.mark.parametrize('name', ['deberta', 'deberta, own keys', 'deberta, wide table', 'deberta with a convolution', 'gpt2', 'llama', 'qwen3'])
+def test_padded_rows_copy_nothing_from_host_memory(name, monkeypatch):
+    "On tensors without memory, whose device is another than that of the numbers a model makes; the copy that transformers does for DeBERTa's distances is seen at their first use"
+    from optkit.fast import _kept_positions
+    for change in ('_ignore_bidirectional_mask_sdpa', '_ignore_causal_mask_sdpa'): monkeypatch.setattr(f'transformers.masking_utils.{change}', lambda *a, **k: False)  # they ask whether all of a mask is 1, unless it is captured
+    with torch.device('meta'): model, inputs = model_of(name).train(), dict(input_ids=torch.ones(3, 32, dtype=torch.int64), attention_mask=torch.ones(3, 32, dtype=torch.int64))
+    model.config.use_cache, kept = False, {}
+    for encoder in [m for m in model.modules() if hasattr(m, 'get_rel_pos')]: encoder.get_rel_pos = _kept_positions(encoder, kept)
+    found = []
+    for _ in range(2):
+        with Copies() as copies: model(**inputs).logits.sum().backward()
+        found.append(copies.seen)
+    assert bool(found[0]) == name.startswith('deberta') and not found[1], found
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='captures need a GPU')
