@@ -89,6 +89,7 @@ def open_storage(
 ) -> Place:
     "The storage that is meant, ready to be written to. Raises `InputError`."
     if isinstance(where, BaseStorage): return _object_place(where)
+    if not isinstance(where, (str, os.PathLike)): raise InputError(f"storage is {where!r}, expected 'memory', a path, an address or a storage of Optuna" + (' (of a study: its storage, and name=study.study_name)' if isinstance(where, optuna.Study) else ''))
     if str(where) == 'memory': return Place(InMemoryStorage(), 'memory')
     if '://' in str(where): return _address_place(str(where))
     path = Path(where)
