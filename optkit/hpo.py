@@ -30,7 +30,7 @@ from .data import InputError
 from .folds import check_folds, strata_of, stratified_folds
 from .metrics import signed
 from .simulator import Replay, replay, simulated_runner
-from .storage import Place, is_dead, move_aside, open_storage, put_back, silent, sqlite_storage, worker_id, writing
+from .storage import Place, is_dead, losing, move_aside, open_storage, put_back, silent, sqlite_storage, worker_id, writing
 from .strategies import Course, History, Shape, Strategy, as_strategy, default_sampler, follow, told_value
 from .trainer import TrainConfig, Trainer, fold_runner, trial_config
 
@@ -380,7 +380,7 @@ class Search:
     "A process's part in a study"
     def __init__(self, plan: Plan, place: Place, study: optuna.Study, on_epoch, on_trial, say, progress):
         self.plan, self.place, self.study, self.on_epoch, self.on_trial, self.say = plan, place, study, on_epoch, on_trial, say
-        self.history, self.seen, self.pending, self.limits, self.key, self.me = History(), set(), [], {}, None, worker_id()
+        self.history, self.seen, self.mine, self.pending, self.limits, self.key, self.me = History(), set(), set(), [], {}, None, worker_id()
         self.shape, self.start, self.before, self.current = plan.shape, time.perf_counter(), self._spent(), None
         self.alone = place.kind != 'url' # a lock, or nobody else
         self.began, self.look_at = time.time(), 0.
@@ -417,7 +417,7 @@ def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
         n = self.plan.n_trials
         if n is not None and counts() >= n: return None
         trial = self.study.ask(self.plan.space.fixed) if self.plan.space.fixed else self.study.ask()
-        HELD.add((self.study.study_name, trial.number))
+        self.mine.add((self.study.study_name, trial.number)); HELD.add((self.study.study_name, trial.number))
         trial.set_user_attr('worker', self.me)
         if n is not None and not self.alone and counts(trial.number) >= n: # without a lock: others came first
             trial.set_user_attr('interrupted', 'surplus')
@@ -752,17 +752,17 @@ def close(self: Search):
     "Give back what was claimed, and sweep"
     self.bar.close()
     held = [*filter(None, [self.current]), *((trial, None) for trial, _ in self.pending)]
-    with silent(), self.place.lock():
-        for trial, run in held:
-            if self.study._storage.get_trial(trial._trial_id).state.is_finished(): continue
-            if run: trial.set_user_attr('spent', run.bill())
-            _interrupt(self.study, self.study._storage.get_trial(trial._trial_id))
+    try:
+        with silent(), self.place.lock():
+            for trial, run in held:
+                if self.study._storage.get_trial(trial._trial_id).state.is_finished(): continue
+                if run: trial.set_user_attr('spent', run.bill())
+                _interrupt(self.study, self.study._storage.get_trial(trial._trial_id))
+            HELD.difference_update(self.mine)
+            requeue_interrupted(self.study, self.alone)
+    finally: # also where the storage takes nothing any more: the next call of this process must not wait for them
+        HELD.difference_update(self.mine)
         self.current, self.pending = None, []
-        for key in [k for k in HELD if k[0] == self.study.study_name and self._over(k[1])]: HELD.discard(key)
-        requeue_interrupted(self.study, self.alone)
-
-@patch
-def _over(self: Search, number): return number < len(self.trials()) and self.trials()[number].state.is_finished()
 
 # %% ../nbs/04_hpo.ipynb #0449fe85
 def tune(
@@ -797,7 +797,7 @@ def tune(
         with place.lock(), writing(plan.name): study = _open_study(plan, place)
         if workers > 1: return _run_workers(plan, place, study, storage, progress)
         search = Search(plan, place, study, on_epoch, on_trial, say, progress)
-        search.run()
+        with losing(plan.name): search.run()
     except InputError:
         _undo(place, plan.name)
         raise

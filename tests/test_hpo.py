@@ -1,5 +1,5 @@
 "Searches that stop, fail, are killed and go on; every verdict against an independent computation"
-import itertools, math, multiprocessing, os, pickle, signal, sqlite3, subprocess, sys, textwrap, time
+import itertools, math, multiprocessing, os, pickle, signal, sqlite3, subprocess, sys, textwrap, threading, time
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +10,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 
 from optkit.data import InputError
-from optkit.hpo import (EFFECTIVE_BATCHES, TrainerRunner, as_space, best_complete, complete_table, courses, curves, default_space, ended, fold_scores, next_with_key, parse_space,
+from optkit.hpo import (EFFECTIVE_BATCHES, HELD, TrainerRunner, as_space, best_complete, complete_table, courses, curves, default_space, ended, fold_scores, next_with_key, parse_space,
                         requeue_interrupted, seconds_of, simulated_runner, spent, sqlite_storage, study_summary, tune, what_if)
-from optkit.storage import open_storage, repair_journal
+from optkit.storage import StorageLost, open_storage, repair_journal
 from optkit.strategies import Racing, Strategy, as_strategy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -811,6 +811,31 @@ def test_a_space_that_refuses_everything_ends():
     def space(trial): trial.suggest_float('lr', 0, 1); raise optuna.TrialPruned
     assert states(tune(never, space, 3, folds=2, storage='memory', progress=False)) == ['failed'] * 3
     assert set(states(tune(never, space, budget=.3, folds=2, storage='memory', progress=False, say=lambda text: None))) == {'failed'}
+
+
+@pytest.mark.parametrize('where', ['study.db', 'study.log'])
+def test_a_storage_that_gives_way_is_gone_on_with_by_the_same_process(tmp_path, monkeypatch, where):
+    "As where a disk is full: nothing can be given back either, and a second call must not wait for the trial that this process held"
+    full, count, plain = [], itertools.count(), simulated_runner()
+    def runner(p, f):
+        for v in plain(p, f):
+            if next(count) == 4: full.append(True)
+            yield v
+    place = open_storage(tmp_path / where)
+    target, name = (place.storage, 'set_trial_user_attr') if where == 'study.db' else (type(place.storage._backend), 'append_logs')
+    kept = getattr(target, name)
+    def write(*args, **kwargs):
+        if full: raise optuna.exceptions.StorageInternalError('database or disk is full') if where == 'study.db' else OSError(28, 'No space left on device')
+        return kept(*args, **kwargs)
+    monkeypatch.setattr(target, name, write)
+    go = lambda: run(runner, 3, storage=place.storage if where == 'study.db' else place.path, epochs=3, strategy='none')
+    with pytest.raises(StorageLost if where == 'study.db' else OSError, match='cannot be written to any more .database or disk is full.; what ended is kept' if where == 'study.db' else 'No space'): go()
+    assert not HELD
+    full.clear()
+    thread, found = None, []
+    thread = threading.Thread(target=lambda: found.append(states(go())), daemon=True)
+    thread.start(); thread.join(30)
+    assert found == [[None] + ['complete'] * 3]
 
 
 def test_trials_that_wait_in_a_study_made_by_hand_come_first(storage):
