@@ -119,6 +119,7 @@ def _run(name, work, common, given):
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO) # a disk, not a fault of the program
 
+# %% ../nbs/05a_cli.ipynb #116782c7
 def _refuse_empty(given): # an empty folder would be the one in which the command stands
     named = lambda name: 'RUN' if name == 'run' else '--' + name.replace('_', '-')
     said = next((f'{named(n)} is empty; give it a value, or leave it out' for n, v in given.items() if v == ''), None)

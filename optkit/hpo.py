@@ -133,6 +133,7 @@ def as_space(space) -> Space: # function, dict of distributions, or texts
 
 def _drawn(trial): return dict(trial.params)
 
+# %% ../nbs/04_hpo.ipynb #44c32f51
 def _probe(space, draws=20):
     with silent():
         study, found, samples = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), {}, []
@@ -274,6 +275,7 @@ def _whole(name, value, low, optional=False):
     if optional and value is None: return
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low: raise InputError(f'{name} is {value!r}, expected a whole number of at least {low}')
 
+# %% ../nbs/04_hpo.ipynb #7818bcd4
 def _epochs_of(runner, epochs, space):
     "Values that a fold gives at most. A Trainer knows how many it trains, or the space does."
     if not isinstance(runner, TrainerRunner): return getattr(runner, 'epochs', None) if epochs is None else epochs
@@ -667,6 +669,7 @@ def fail(self: Search, run: Running, reason: str, constraint: str | None, amount
     several = len(self.plan.directions) > 1
     self.told(run.trial, state=TrialState.FAIL if several else TrialState.PRUNED, skip_if_finished=True)
 
+# %% ../nbs/04_hpo.ipynb #eb95ca7a
 @patch
 def refuse(self: Search, run: Running, exc: optuna.TrialPruned):
     "As in `study.optimize`: the space, or the runner, raised it for parameters that it does not want"
