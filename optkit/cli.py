@@ -241,9 +241,9 @@ def do_forecast(terminal, run, name, trials, workers, strategy):
     for what, value in (('trials', trials), ('workers', workers)):
         if value is not None and value < 1: raise InputError(f'--{what} is {value}, expected at least 1')
     study = open_study(run, name)
-    found, other = forecast(study, trials, workers=workers), what_if(study, strategy)
+    found, other = forecast(study, trials, workers=workers), what_if(study, strategy) if len(study.directions) == 1 else 'several objectives: no strategy stops a trial'
     profile = [f"  {row['folds']} folds: {row['trials']} trials, {_time(3600 * row['hours'])} ({row['share']:.0%})" for row in found.profile]
-    return '\n'.join([f'study {study.study_name}: {found}', *profile, repr(other)]), dict(study=study.study_name, **asdict(found), other=repr(other))
+    return '\n'.join([f'study {study.study_name}: {found}', *profile, str(other)]), dict(study=study.study_name, **asdict(found), other=str(other))
 
 # %% ../nbs/05a_cli.ipynb #8ccf0340
 def _training(out, preset, settings, epochs, data, text, label, model, pair, group, max_length, folds, held_out, seed):

@@ -30,7 +30,7 @@ from .data import InputError
 from .folds import check_folds, strata_of, stratified_folds
 from .metrics import signed
 from .simulator import Replay, replay, simulated_runner
-from .storage import Place, is_dead, losing, move_aside, open_storage, put_back, silent, sqlite_storage, worker_id, writing
+from .storage import Place, is_dead, losing, move_aside, open_storage, put_back, sign_of, silent, sqlite_storage, worker_id, writing
 from .strategies import Course, History, Shape, Strategy, as_strategy, default_sampler, follow, told_value
 from .trainer import TrainConfig, Trainer, fold_runner, trial_config
 
@@ -171,7 +171,7 @@ def complete_table(study: optuna.Study) -> np.ndarray: # [complete trials, folds
 
 def best_complete(study: optuna.Study) -> FrozenTrial | None: # None while no trial is complete
     "The best trial that ran all folds"
-    better = max if study.direction == optuna.study.StudyDirection.MAXIMIZE else min
+    better = max if sign_of(study) > 0 else min
     return better(_of(study, 'complete'), key=lambda t: t.value, default=None)
 
 # %% ../nbs/04_hpo.ipynb #38cb555b
@@ -184,7 +184,7 @@ def curves(trial: FrozenTrial, stride: int) -> list[list[float]]: # by fold and 
 def courses(study: optuna.Study) -> list[Course]: # in the order of their numbers; failed trials are left out
     "Finished trials as a strategy sees them: for `simulator.replay`, also of studies that optkit did not make (one fold)"
     settings = _settings(study)
-    sign, stride = 1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else -1, settings.get('stride')
+    sign, stride = sign_of(study), settings.get('stride')
     return [c for t in study.get_trials(deepcopy=False) if (c := _course(t, sign, stride)) is not None]
 
 def _course(trial, sign, stride):
@@ -723,7 +723,7 @@ def run(self: Search, wait: float = .5):
                 self._after(found[0])
                 if self.study._stop_flag: self.say('stopped by on_trial; the same call goes on' if over else 'the sampler has nothing more to suggest'); break
     except StopAsked: self.say('stopped, as was asked for; the same call goes on')
-    except BudgetSpent: self.say(f'the budget of {self.plan.budget:.0f} s is spent; the same call with more goes on')
+    except BudgetSpent: self.say(f'the budget of {self.plan.budget:g} s is spent; the same call with more goes on')
     finally: self.close()
 
 # %% ../nbs/04_hpo.ipynb #667fb1cc
@@ -770,7 +770,7 @@ def close(self: Search):
 # %% ../nbs/04_hpo.ipynb #0449fe85
 def tune(
     runner_or_trainer, # `runner(params, fold)`, see above, or a Trainer
-    space, # a function of a trial that returns the parameters, a dict of distributions, or texts
+    space, # a function of a trial that returns the parameters (or raises TrialPruned for those it does not want), a dict of distributions, or texts
     n_trials: int | None = None, # trials that end by themselves, earlier calls included
     budget=None, # '8h', seconds, ...: time of the study, earlier calls included; one of the two is required
     folds=5, # their number; for a Trainer also the (train, valid) row numbers
@@ -898,7 +898,7 @@ def confirm(
     progress: bool = True
 ) -> Confirmation:
     "Run the best few again. Raises `InputError` for a study in which no trial is complete."
-    sign = 1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else -1
+    sign = sign_of(study)
     best = sorted((t for t in study.get_trials(deepcopy=False) if ended(t) == 'complete'), key=lambda t: -sign * t.value)[:top]
     if not best: raise InputError(f'study {study.study_name!r} has no trial that ran all folds, so there is nothing to confirm')
     runner, folds = runner.renewed(seed) if hasattr(runner, 'renewed') else runner, folds or _settings(study)['folds']

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HEARTBEAT', 'GRACE', 'JOURNALS', 'Place', 'silent', 'sqlite_storage', 'open_storage', 'StorageLost', 'losing',
-           'writing', 'repair_journal', 'study_problems', 'open_study', 'worker_id', 'is_dead', 'move_aside',
+           'writing', 'repair_journal', 'study_problems', 'open_study', 'sign_of', 'worker_id', 'is_dead', 'move_aside',
            'put_back']
 
 # %% ../nbs/03e_storage.ipynb #d082e1b7
@@ -201,6 +201,14 @@ def open_study(
         names = optuna.get_all_study_names(storage)
         if name not in names if name else len(names) != 1: raise InputError(f"{file}: holds the studies {', '.join(names) or 'none'}; choose one by name")
         return optuna.load_study(study_name=name or names[0], storage=storage)
+
+# %% ../nbs/03e_storage.ipynb #7e75728c
+def sign_of(
+    study # of Optuna
+) -> int: # 1 where it maximises, else -1
+    "Of a study with one objective. Raises `InputError` for several."
+    if len(study.directions) > 1: raise InputError(f'study {study.study_name!r} has {len(study.directions)} objectives, and this looks at one; study.best_trials and plot_pareto_front of Optuna look at all')
+    return 1 if study.directions[0].name == 'MAXIMIZE' else -1
 
 # %% ../nbs/03e_storage.ipynb #5966c190
 def worker_id() -> str:

@@ -277,6 +277,7 @@ def make_engine(
     **kwargs # further ones of `Engine`: ranks, votes
 ) -> Engine:
     "The engine that a configuration asks for, on this machine. Raises `InputError` or `ValueError` for what the model or the machine cannot do."
+    if not hasattr(model, 'config'): raise InputError(f'{type(model).__name__} is no model of transformers (it has no config); load one with from_pretrained')
     if config.attention:
         try: model.set_attn_implementation(choose_attention(config.attention).value)
         except (ValueError, ImportError) as exc: raise InputError(f'{type(model).__name__} has no {config.attention} attention ({str(exc).splitlines()[0][:160]}); leave attention out') from None
@@ -352,6 +353,7 @@ def check_run(
     if store.task in ('regression', 'multilabel') and config.label_smoothing: raise InputError(f'label_smoothing is for classes, the task is {store.task}; leave it at 0')
     check_augment(config.augment, config.augment_by, store, engine.device.type)
     if store.task in ('regression', 'causal') and config.class_weights is not None: raise InputError(f'class_weights are for classes, the task is {store.task}; leave them out')
+    if not any(p.requires_grad for p in engine.model.parameters()): raise InputError(f'no weight of {type(engine.model).__name__} trains, all are frozen; let some require gradients, or take an adapter')
     _check_head(engine.model, store)
     ranks = 1 if engine.ranks is None else torch.distributed.get_world_size(engine.ranks)
     if config.effective_batch < ranks: raise InputError(f'effective_batch is {config.effective_batch}, fewer than the {ranks} ranks that share a step')

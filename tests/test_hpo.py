@@ -474,6 +474,18 @@ def test_several_objectives_are_not_stopped():
     assert states(broken) == ['failed'] * 3
 
 
+def test_what_looks_at_one_objective_says_so_of_several(tmp_path, capsys):
+    from optkit.cli import main
+    from optkit.forecast import parallel_figure
+    from optkit.hpo import confirm
+    from optkit.views import study_view
+    runner = lambda p, f: iter([(p['lr'], 1.)])
+    study = run(runner, 3, storage=tmp_path / 'study.db', direction=('maximize', 'minimize'))
+    for look in (best_complete, courses, what_if, parallel_figure, lambda s: confirm(s, runner, progress=False), lambda _: study_view(tmp_path)):
+        with pytest.raises(InputError, match="study 'study' has 2 objectives"): look(study)
+    assert main(['forecast', str(tmp_path)]) == 0 and 'several objectives: no strategy stops a trial' in capsys.readouterr().out
+
+
 def test_several_objectives_keep_every_value_when_they_are_resumed(storage):
     plain, count = simulated_runner(), itertools.count()
     def runner(p, f):

@@ -205,6 +205,13 @@ def test_rows_may_be_any_sequence(store, engine, made, recwarn):
     assert [e.score for e in found.history] == [e.score for e in plain.history] and not [w for w in recwarn if 'writable' in str(w.message)]
 
 
+def test_what_cannot_train_is_refused_before_anything_is_written(store, tmp_path):
+    with pytest.raises(InputError, match='Linear is no model of transformers'): make_engine(torch.nn.Linear(2, 2), BASE, HERE)
+    frozen = make_engine(example_model().requires_grad_(False), BASE, HERE)
+    with pytest.raises(InputError, match='no weight of BertForSequenceClassification trains'): Trainer(frozen, store, BASE, folder=tmp_path / 'run').fit(TRAIN, VALID)
+    assert not (tmp_path / 'run').exists()
+
+
 def test_a_run_is_a_plain_loop(store):
     "The loop written out with torch alone, dropout included"
     config = replace(BASE, epochs=2, warmup=.25, layout='full', seed=3, weight_decay=.1)
