@@ -7,7 +7,7 @@ __all__ = ['app', 'REQUIRED', 'COMMON', 'SETTINGS', 'Terminal', 'command', 'do_d
            'do_forecast', 'do_train', 'do_worker', 'do_bench', 'do_status', 'main']
 
 # %% ../nbs/05a_cli.ipynb #40e36237
-import contextlib, functools, inspect, io, json, logging, os, shlex, sys
+import contextlib, errno, functools, inspect, io, json, logging, os, shlex, sys
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,11 +112,22 @@ def _run(name, work, common, given):
     except BrokenPipeError: # whoever read the output, `head` for instance, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), terminal.out.fileno()) # so that Python's last flush finds a place
         return 0
+    except OSError as exc:
+        if exc.errno in _FULL: return _say(f'optkit {name}: {exc.filename or "the disk"}: {exc.strerror}; what was written before is kept, and the same command goes on', 1, terminal)
+        if type(exc).__name__ == 'StorageLost': return _say(f'optkit {name}: {exc}', 1, terminal)
+        raise
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO) # a disk, not a fault of the program
+
+# %% ../nbs/05a_cli.ipynb #116782c7
 def _refuse_empty(given): # an empty folder would be the one in which the command stands
-    if (name := next((n for n, v in given.items() if v == ''), None)) is None: return
+    named = lambda name: 'RUN' if name == 'run' else '--' + name.replace('_', '-')
+    said = next((f'{named(n)} is empty; give it a value, or leave it out' for n, v in given.items() if v == ''), None)
+    odd = next((f'{named(n)}: the name {os.fsencode(v)} is no UTF-8, and model files cannot be kept under it; take another one' + ('' if sys.getfilesystemencoding() == 'utf-8' else ', or set PYTHONUTF8=1')
+                for n, v in given.items() if isinstance(v, str) and any('\ud800' <= c <= '\udfff' for c in v)), None) # how Python writes bytes that it cannot read
+    if not (said or odd): return
     from optkit.data import InputError
-    raise InputError(f"{'RUN' if name == 'run' else '--' + name.replace('_', '-')} is empty; give it a value, or leave it out")
+    raise InputError(said or odd)
 
 _GIVEN = [] # arguments of the command that runs, which `main` may have been given by other code
 
@@ -230,9 +241,9 @@ def do_forecast(terminal, run, name, trials, workers, strategy):
     for what, value in (('trials', trials), ('workers', workers)):
         if value is not None and value < 1: raise InputError(f'--{what} is {value}, expected at least 1')
     study = open_study(run, name)
-    found, other = forecast(study, trials, workers=workers), what_if(study, strategy)
+    found, other = forecast(study, trials, workers=workers), what_if(study, strategy) if len(study.directions) == 1 else 'several objectives: no strategy stops a trial'
     profile = [f"  {row['folds']} folds: {row['trials']} trials, {_time(3600 * row['hours'])} ({row['share']:.0%})" for row in found.profile]
-    return '\n'.join([f'study {study.study_name}: {found}', *profile, repr(other)]), dict(study=study.study_name, **asdict(found), other=repr(other))
+    return '\n'.join([f'study {study.study_name}: {found}', *profile, str(other)]), dict(study=study.study_name, **asdict(found), other=str(other))
 
 # %% ../nbs/05a_cli.ipynb #8ccf0340
 def _training(out, preset, settings, epochs, data, text, label, model, pair, group, max_length, folds, held_out, seed):
@@ -490,10 +501,17 @@ def _top(version: Annotated[bool, typer.Option('--version', help='say the versio
         print(f'optkit {__version__}')
         raise typer.Exit
 
+def _open_streams():
+    "Standard streams that a caller has closed lead nowhere, and none fails at a character that it does not know"
+    for name in ('stdout', 'stderr'):
+        if getattr(sys, name) is None: setattr(sys, name, open(os.devnull, 'w', encoding='utf-8'))
+        elif hasattr(stream := getattr(sys, name), 'reconfigure'): stream.reconfigure(errors='backslashreplace')
+
 def main(
     argv: list[str] | None = None # arguments; None: of the process
 ) -> int: # exit code: 0 done, 1 failed, 2 bad input, 130 interrupted
     "Run a command"
+    _open_streams()
     _GIVEN[:] = sys.argv[1:] if argv is None else map(str, argv)
     usage = next(c for c in typer.BadParameter.__mro__ if c.__name__ == 'ClickException')
     try: code = typer.main.get_command(app).main(args=argv, prog_name='optkit', standalone_mode=False)

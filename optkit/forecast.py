@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from .data import InputError
 from .hpo import _settings, ended, fold_scores, simulated_runner, spent, tune
+from .storage import sign_of
 from .strategies import Shape, Strategy, as_strategy
 
 # %% ../nbs/04c_forecast.ipynb #2e2cdb1d
@@ -231,7 +232,7 @@ def parallel_figure(study: optuna.Study, where: str = '', most: int = 300): # a 
     "Parameters of each trial, coloured by value; predicted values dashed and lighter"
     from matplotlib import colormaps
     from matplotlib.figure import Figure
-    sign = 1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else -1
+    sign = sign_of(study)
     told = sorted((t for t in study.get_trials(deepcopy=False) if t.state == TrialState.COMPLETE and t.value is not None), key=lambda t: sign * t.value)[-most:]
     if not told: raise InputError(f'study {study.study_name!r} has no trial with a value yet')
     names = [n for n in told[0].distributions if all(n in t.params for t in told)]

@@ -9,6 +9,7 @@ __all__ = ['settings_of', 'left_out', 'store_of', 'rows_of']
 import math
 from collections.abc import Callable
 from dataclasses import MISSING, fields
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ def settings_of(
                  pin_memory=a.dataloader_pin_memory, persistent_workers=a.dataloader_persistent_workers, prefetch=a.dataloader_prefetch_factor or 2, keep=a.save_total_limit or 2,
                  deterministic=a.full_determinism, warmup_from_zero=True, **_warmup(a), **_OPTIMIZERS.get(str(_named(a.optim)), {}))
     if schedule == 'constant': found.update(warmup=0., warmup_steps=None)
-    if str(_named(a.save_strategy)) == 'steps' and a.save_steps >= 1: found['save_every'] = int(a.save_steps)
+    if str(_named(a.save_strategy)) == 'steps': found['save_every'] = int(a.save_steps) if a.save_steps >= 1 else math.ceil(a.save_steps * (a.max_steps if a.max_steps > 0 else max(1, epochs) * steps)) # a share of all steps
     return found
 
 # %% ../nbs/02f_hf.ipynb #504c1c3c
@@ -59,7 +60,8 @@ _CARRIED = set('''output_dir per_device_train_batch_size num_train_epochs max_st
     save_strategy save_steps load_best_model_at_end eval_strategy use_cpu'''.split())
 _NO_MATTER = set('''logging_dir logging_strategy logging_steps logging_first_step logging_nan_inf_filter log_level log_level_replica log_on_each_node disable_tqdm report_to run_name project do_train do_eval do_predict
     remove_unused_columns label_names average_tokens_across_devices eval_do_concat_batches eval_accumulation_steps prediction_loss_only local_rank skip_memory_metrics use_cache
-    gradient_checkpointing_kwargs activation_checkpointing_kwargs accelerator_config eval_steps save_safetensors overwrite_output_dir hub_token length_column_name save_only_model trackio_space_id eval_on_start'''.split())
+    gradient_checkpointing_kwargs activation_checkpointing_kwargs accelerator_config eval_steps save_safetensors overwrite_output_dir hub_token length_column_name save_only_model trackio_space_id eval_on_start
+    batch_eval_metrics'''.split())
 _KNOWN_CALLBACKS = {'DefaultFlowCallback', 'PrinterCallback', 'ProgressCallback', 'NotebookProgressCallback', 'EarlyStoppingCallback'}
 _KNOWN_COLLATORS = {'DataCollatorWithPadding', 'DefaultDataCollator', 'function', 'DataCollatorForLanguageModeling', 'DataCollatorForTokenClassification', 'DataCollatorForSeq2Seq'}
 
@@ -88,7 +90,7 @@ def left_out(
     if (kind := getattr(trainer, 'optimizer_cls_and_kwargs', None)) is not None: said.append(f'optimizer_cls_and_kwargs={kind[0].__name__}: AdamW is made from the arguments')
     if trainer.lr_scheduler is not None: said.append(f'lr_scheduler={type(trainer.lr_scheduler).__name__}: one is made from the arguments')
     if a.torch_compile and a.torch_compile_backend not in (None, 'inductor'): said.append(f'torch_compile_backend={a.torch_compile_backend!r}: inductor instead')
-    said += [*_scores_left(trainer)]
+    said += [*_scores_left(trainer), *_sums_left(trainer)]
     said += [f'callback {type(c).__name__}' for c in trainer.callback_handler.callbacks if type(c).__name__ not in _KNOWN_CALLBACKS]
     if (name := type(trainer.data_collator).__name__) not in _KNOWN_COLLATORS: said.append(f'data_collator {name}: rows are padded as they are')
     if getattr(trainer, 'compute_loss_func', None) is not None: said.append("compute_loss_func: the task's own loss is taken")
@@ -104,6 +106,13 @@ def _scores_left(trainer):
     if not _logits_kept(trainer) and (_metric(a) != 'loss' or trainer.compute_metrics is not None): yield 'compute_metrics: the logits of a language model are not kept; the loss decides'
     elif _metric(a) == 'loss' and trainer.compute_metrics is not None: yield 'compute_metrics: not called, since metric_for_best_model names none of its figures; the loss decides'
     if _metric(a) == 'loss' and a.label_smoothing_factor: yield f'label_smoothing_factor={a.label_smoothing_factor}: not in the loss of the evaluation'
+
+def _sums_left(trainer):
+    "Where a step of theirs sums what ours averages: of a model that takes keywords for its loss, they leave the division to the model, and only language models do it"
+    a = trainer.args
+    divided = not getattr(trainer, 'model_accepts_loss_kwargs', False) or not _logits_kept(trainer) or a.label_smoothing_factor or getattr(trainer, 'compute_loss_func', None) is not None
+    if a.gradient_accumulation_steps > 1 and not divided and getattr(trainer, 'loss_is_scaled_for_ga', None) is not False:
+        yield f'gradient_accumulation_steps={a.gradient_accumulation_steps}: a step takes the mean over its rows; their trainer adds up the means of its micro-batches for this model, so that its gradients are as many times larger when they are clipped'
 
 # %% ../nbs/02f_hf.ipynb #fb191842
 def _flat(value): return value.tolist() if isinstance(value, (torch.Tensor, np.ndarray)) else value
@@ -121,15 +130,32 @@ def _task_of(model, label):
     if kind == 'regression' or kind is None and model.config.num_labels == 1: return 'regression'
     return 'multilabel' if kind == 'multi_label_classification' or isinstance(label, list) else 'classification'
 
+def _shown(value): return text if len(text := repr(value)) < 50 else text[:47] + '...'
+
 def _row_of(item, number):
     item = dict(item)
     if 'input_ids' not in item: raise InputError(f"row {number} has no input_ids, only {', '.join(map(repr, item))}; tokenise the data set first")
     label = next((_flat(item[k]) for k in ('labels', 'label', 'label_ids') if item.get(k) is not None), None)
-    ids, mask = _flat(item['input_ids']), _flat(item.get('attention_mask'))
+    ids, mask, types = (_flat(item.get(k)) for k in ('input_ids', 'attention_mask', 'token_type_ids'))
+    for name, values in (('input_ids', ids), ('attention_mask', mask), ('token_type_ids', types)):
+        if values is not None and not (isinstance(values, (list, tuple)) and len(values) == len(ids) and isinstance((*values[:1], 0)[0], Integral)):
+            raise InputError(f'row {number}: {name} are {_shown(values)}, expected one list of whole numbers a row, as long as input_ids (a tokenizer with return_tensors gives a batch instead)')
     keep = [n for n in range(len(ids)) if mask is None or mask[n]]
-    types = _flat(item.get('token_type_ids'))
     each = isinstance(label, list) and len(label) == len(ids)
     return [ids[n] for n in keep], None if types is None else [types[n] for n in keep], label, [label[n] for n in keep] if each else None
+
+# %% ../nbs/02f_hf.ipynb #2a243b42
+def _numbers_of(labels, task):
+    "Labels of rows as numbers, one shape for all"
+    found, wanted = [], 'a whole number' if task == 'classification' else 'finite numbers, as many in each row'
+    for n, label in enumerate(labels, 1):
+        if label is None: raise InputError(f'row {n} has no label')
+        try: value = np.asarray(label, dtype=np.float64)
+        except (ValueError, TypeError): value = None
+        if value is None or not np.isfinite(value).all() or value.shape != (found or [value])[0].shape or task == 'classification' and (value.ndim or value % 1):
+            raise InputError(f'row {n} has the label {_shown(label)}, expected {wanted}')
+        found.append(value)
+    return torch.from_numpy(np.array(found).astype(np.int64 if task == 'classification' else np.float32))
 
 # %% ../nbs/02f_hf.ipynb #7ec0df1e
 def store_of(
@@ -151,12 +177,11 @@ def store_of(
             if ignored is not None: label = each = None
             if each is None and (task == 'tokens' or label is not None): raise InputError(f'row {n} has not one label a token')
             aims = list(ids if each is None else each)
+            if not all(isinstance(a, Integral) for a in aims): raise InputError(f'row {n} has the labels {_shown(aims)}, expected one whole number a token')
             if task == 'causal': aims = [IGNORED if a == ignored else a for a in aims[1:]] + [IGNORED] # the next token, in step with the logits
             labels.append(aims)
         targets, labels = np.array([sum(a != IGNORED for a in r) for r in labels]), flat(labels, np.int32)
-    else:
-        if (none := next((n for n, r in enumerate(rows, 1) if r[2] is None), None)): raise InputError(f'row {none} has no label')
-        labels = torch.from_numpy(np.array([r[2] for r in rows], dtype=np.int64 if task == 'classification' else np.float32))
+    else: labels = _numbers_of([r[2] for r in rows], task)
     types = flat([r[1] for r in rows], np.uint8) if all(r[1] is not None for r in rows) else None
     names = getattr(model.config, 'id2label', None) or {}
     return TokenStore(flat([r[0] for r in rows], np.int32), torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])), labels, types, lengths,

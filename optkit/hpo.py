@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from datetime import timedelta
 from html import escape
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 
 import numpy as np
 import optuna
 from fastcore.basics import patch
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution, distribution_to_json
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution, distribution_to_json, json_to_distribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 from tqdm.auto import tqdm
@@ -30,9 +30,9 @@ from .data import InputError
 from .folds import check_folds, strata_of, stratified_folds
 from .metrics import signed
 from .simulator import Replay, replay, simulated_runner
-from .storage import Place, is_dead, move_aside, open_storage, put_back, silent, sqlite_storage, worker_id, writing
+from .storage import Place, is_dead, losing, move_aside, open_storage, put_back, sign_of, silent, sqlite_storage, worker_id, writing
 from .strategies import Course, History, Shape, Strategy, as_strategy, default_sampler, follow, told_value
-from .trainer import TrainConfig, Trainer, fold_runner
+from .trainer import TrainConfig, Trainer, fold_runner, trial_config
 
 # %% ../nbs/04_hpo.ipynb #c531b803
 class TrainerRunner:
@@ -44,7 +44,7 @@ class TrainerRunner:
         groups: np.ndarray | None = None # group of each row of the store, which `renewed` does not split either
     ):
         self.trainer, self.folds, self.epochs, self.groups, self.metric = trainer, folds, trainer.config.epochs, groups, trainer.config.metric
-        self.run = fold_runner(trainer.engine, trainer.store, folds, trainer.config, trainer.on_step)
+        self.run = fold_runner(trainer.engine, trainer.store, folds, trainer.config, trainer.on_step, trainer.custom)
         if memory: self.memory = memory
 
     def __call__(self, params, fold): return self.run(params, fold)
@@ -69,8 +69,12 @@ class TrainerRunner:
 
     def renewed(self, seed: int) -> 'TrainerRunner': # the same rows, split anew
         rows, labels = np.unique(np.concatenate([np.concatenate(f) for f in self.folds])), strata_of(self.trainer.store)
-        config = type(self.trainer.config)(**{**asdict(self.trainer.config), 'seed': seed})
-        return TrainerRunner(Trainer(self.trainer.engine, self.trainer.store, config), stratified_folds(rows, labels, len(self.folds), seed, self.groups), groups=self.groups)
+        t, config = self.trainer, type(self.trainer.config)(**{**asdict(self.trainer.config), 'seed': seed})
+        return TrainerRunner(Trainer(t.engine, t.store, config, on_step=t.on_step, custom=t.custom), stratified_folds(rows, labels, len(self.folds), seed, self.groups), getattr(self, 'memory', None), self.groups)
+
+    def check(self, params: dict):
+        "Raise `InputError` for values that no fold can be trained with"
+        trial_config(self.trainer.config, params)
 
 # %% ../nbs/04_hpo.ipynb #785f9294
 def parse_space(
@@ -112,6 +116,7 @@ class Space:
     suggest: Callable[[optuna.Trial], dict] # the parameters of a trial
     known: dict[str, str] # name: distribution as JSON, as far as random trials showed it
     fixed: dict[str, BaseDistribution] | None = None # where it is the same for every trial
+    samples: tuple[dict, ...] = () # parameters that a trial may have
 
 def as_space(space) -> Space: # function, dict of distributions, or texts
     "The space that is meant. Raises `InputError` for one that suggests nothing."
@@ -121,22 +126,25 @@ def as_space(space) -> Space: # function, dict of distributions, or texts
     if isinstance(space, dict):
         if bad := [k for k, d in space.items() if not isinstance(d, BaseDistribution)]: raise InputError(f'space: {bad[0]!r} is {space[bad[0]]!r}, expected a distribution of Optuna')
         if not space: raise InputError('the space is empty; expected at least one parameter')
-        return Space(_drawn, {k: distribution_to_json(d) for k, d in space.items()}, space)
+        ends = {k: getattr(d, 'choices', None) or (d.low, d.high) for k, d in space.items()}
+        return Space(_drawn, {k: distribution_to_json(d) for k, d in space.items()}, space, tuple({**{n: e[0] for n, e in ends.items()}, k: v} for k, values in ends.items() for v in values))
     if not callable(space): raise InputError(f'space is {space!r}, expected a function of a trial, a dict of distributions or texts such as lr=1e-5..1e-3:log')
-    return Space(space, _probe(space))
+    return Space(space, *_probe(space))
 
 def _drawn(trial): return dict(trial.params)
 
+# %% ../nbs/04_hpo.ipynb #44c32f51
 def _probe(space, draws=20):
     with silent():
-        study, found = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), {}
+        study, found, samples = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), {}, []
         for _ in range(draws):
             trial = study.ask()
-            params = space(trial)
-            if not isinstance(params, dict): raise InputError(f'the space returns {params!r}; expected a dict of parameters')
+            try: samples.append(space(trial))
+            except optuna.TrialPruned: pass # it refuses some parameters
+            if samples and not isinstance(samples[-1], dict): raise InputError(f'the space returns {samples[-1]!r}; expected a dict of parameters')
             found |= {k: distribution_to_json(d) for k, d in trial.distributions.items()}
     if not found: raise InputError('the space suggests nothing; expected at least one trial.suggest_... in it')
-    return found
+    return found, None, tuple(samples)
 
 # %% ../nbs/04_hpo.ipynb #f30abea7
 FORMAT = 2 # of what a study's attributes mean
@@ -163,7 +171,7 @@ def complete_table(study: optuna.Study) -> np.ndarray: # [complete trials, folds
 
 def best_complete(study: optuna.Study) -> FrozenTrial | None: # None while no trial is complete
     "The best trial that ran all folds"
-    better = max if study.direction == optuna.study.StudyDirection.MAXIMIZE else min
+    better = max if sign_of(study) > 0 else min
     return better(_of(study, 'complete'), key=lambda t: t.value, default=None)
 
 # %% ../nbs/04_hpo.ipynb #38cb555b
@@ -176,7 +184,7 @@ def curves(trial: FrozenTrial, stride: int) -> list[list[float]]: # by fold and 
 def courses(study: optuna.Study) -> list[Course]: # in the order of their numbers; failed trials are left out
     "Finished trials as a strategy sees them: for `simulator.replay`, also of studies that optkit did not make (one fold)"
     settings = _settings(study)
-    sign, stride = 1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else -1, settings.get('stride')
+    sign, stride = sign_of(study), settings.get('stride')
     return [c for t in study.get_trials(deepcopy=False) if (c := _course(t, sign, stride)) is not None]
 
 def _course(trial, sign, stride):
@@ -243,33 +251,56 @@ class Plan:
 
 # %% ../nbs/04_hpo.ipynb #0b187caa
 def _plan(runner_or_trainer, space, n_trials, budget, folds, epochs, strategy, sampler, name, workers, seed, direction, first, identity):
-    directions = (direction,) if isinstance(direction, str) else tuple(direction)
+    directions = tuple(getattr(d, 'name', d) for d in ((direction,) if isinstance(direction, (str, optuna.study.StudyDirection)) else direction))
+    directions = tuple(d.lower() if isinstance(d, str) else d for d in directions)
     if not directions or any(d not in ('maximize', 'minimize') for d in directions): raise InputError(f"direction is {direction!r}, expected 'maximize', 'minimize' or several of them")
     if n_trials is None and budget is None: raise InputError("neither n_trials nor budget is given; expected n_trials=40, budget='8h' or both")
     _whole('n_trials', n_trials, 1, optional=True); _whole('workers', workers, 1); _whole('seed', seed, 0)
-    runner = _as_runner(runner_or_trainer, folds, seed)
-    if not isinstance(folds, int): folds = len(folds)
-    _whole('folds', folds, 1)
-    epochs = getattr(runner, 'epochs', None) if epochs is None else epochs
     _whole('epochs', epochs, 1, optional=True)
+    runner, space = _as_runner(runner_or_trainer, folds, seed), as_space(space)
+    folds = int(folds) if isinstance(folds, Integral) else len(folds)
+    _whole('folds', folds, 1)
+    epochs = _epochs_of(runner, epochs, space)
+    for params in space.samples if hasattr(runner, 'check') else (): runner.check(params)
+    _check_first(first, space)
     with silent(): strategy, shape = as_strategy(strategy), Shape(folds, epochs, n_trials, seed)
     if len(directions) > 1:
         if type(strategy) is not Strategy and strategy.name != 'racing': raise InputError(f'strategy {strategy.name!r} compares one objective; with several, use none')
         strategy = Strategy()
     strategy.check(shape)
     identity = {**(identity or {}), **({'fingerprint': runner.fingerprint} if hasattr(runner, 'fingerprint') else {})}
-    return Plan(runner, as_space(space), shape, strategy, directions, n_trials, None if budget is None else seconds_of(budget), identity, name or 'study', sampler, tuple(first), workers)
+    return Plan(runner, space, shape, strategy, directions, n_trials, None if budget is None else seconds_of(budget), identity, name or 'study', sampler, tuple(first), workers)
 
 def _whole(name, value, low, optional=False):
     if optional and value is None: return
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low: raise InputError(f'{name} is {value!r}, expected a whole number of at least {low}')
 
+# %% ../nbs/04_hpo.ipynb #7818bcd4
+def _epochs_of(runner, epochs, space):
+    "Values that a fold gives at most. A Trainer knows how many it trains, or the space does."
+    if not isinstance(runner, TrainerRunner): return getattr(runner, 'epochs', None) if epochs is None else epochs
+    found = json_to_distribution(space.known['epochs']) if 'epochs' in space.known else None
+    most = max([p['epochs'] for p in space.samples if 'epochs' in p] + ([] if found is None else [max(found.choices) if hasattr(found, 'choices') else found.high]), default=None)
+    if epochs is None: return max(runner.epochs, most or 0)
+    if most is None and epochs != runner.epochs: raise InputError(f'epochs is {epochs}, but the Trainer is configured for {runner.epochs}; leave epochs out, or set it in TrainConfig')
+    if most is not None and epochs < most: raise InputError(f'epochs is {epochs}, but the space goes up to {most}; leave epochs out')
+    return epochs
+
+def _check_first(first, space):
+    "Where every trial has the same parameters, what is tried first must be of them"
+    for params in first if space.fixed else ():
+        for name, value in params.items():
+            if name not in space.fixed: raise InputError(f'first: {name!r} is no parameter of the space, which has {", ".join(space.fixed)}')
+            try: inside = space.fixed[name]._contains(space.fixed[name].to_internal_repr(value))
+            except (ValueError, TypeError): inside = False
+            if not inside: raise InputError(f'first: {name}={value!r} is not in the space, {space.fixed[name]}')
+
 def _as_runner(given, folds, seed):
     if not isinstance(given, Trainer):
         if not callable(given): raise InputError(f'runner is {given!r}, expected a Trainer or a function of (params, fold) that yields one value an epoch')
-        if not isinstance(folds, int): raise InputError('folds as row numbers go with a Trainer; a runner brings its own, so give their number')
+        if not isinstance(folds, Integral): raise InputError('folds as row numbers go with a Trainer; a runner brings its own, so give their number')
         return given
-    if isinstance(folds, int):
+    if isinstance(folds, Integral):
         labels = strata_of(given.store)
         if given.store.task == 'classification': check_folds(labels, tuple(f'{n}' for n in range(int(labels.max()) + 1)), folds, 'the store', held_out=False)
         folds = stratified_folds(np.arange(len(labels)), labels, folds, seed)
@@ -282,13 +313,14 @@ def _open_study(plan: Plan, place: Place) -> optuna.Study:
         known = plan.name in optuna.get_all_study_names(place.storage)
         if known: _check_same(plan, optuna.load_study(study_name=plan.name, storage=place.storage))
         study = optuna.create_study(storage=place.storage, study_name=plan.name, directions=list(plan.directions), load_if_exists=True, pruner=plan.strategy.pruner(plan.shape))
-    settings = _settings(study) or plan.settings()
+    before, begun = _settings(study), any(t.state != TrialState.WAITING for t in study.get_trials(deepcopy=False)) # trials may wait in a study that somebody made for this search
+    settings = before or plan.settings()
     study.set_user_attr('optkit', settings) # written again, so that a storage that can only be read is seen
     if plan.shape.seed != settings['seed']: plan.shape = Shape(plan.shape.folds, plan.shape.epochs, plan.shape.trials, settings['seed']) # a study keeps its first seed
     used = [*study.user_attrs.get('strategies', [])]
     if repr(plan.strategy) not in used[-1:]: study.set_user_attr('strategies', used + [repr(plan.strategy)])
-    with silent(): study.sampler = _sampler(plan, bool(study.get_trials(deepcopy=False)))
-    if not study.get_trials(deepcopy=False):
+    with silent(): study.sampler = _sampler(plan, begun)
+    if not before or not study.get_trials(deepcopy=False):
         for params in plan.first: study.enqueue_trial(params)
     return study
 
@@ -299,7 +331,9 @@ def _sampler(plan, resumed):
 
 def _check_same(plan, study):
     found, wanted = _settings(study), plan.settings()
-    if not found and not study.trials: return
+    if not found and all(t.state == TrialState.WAITING for t in study.trials):
+        if (made := tuple(d.name.lower() for d in study.directions)) != plan.directions: raise InputError(f"study {plan.name!r} was made to {' and '.join(made)}, the search is to {' and '.join(plan.directions)}; make it with the same direction, or use another name")
+        return
     if found.get('format') != FORMAT: raise InputError(f'study {plan.name!r} was made by another version of optkit or by something else; use another name, or fresh=True to move it aside')
     said = _difference(found.pop('space', {}), wanted.pop('space'), 'space: ')
     for part in ('data',): said += _difference(found.pop(part, {}), wanted.pop(part), '')
@@ -335,7 +369,7 @@ def _interrupt(study, trial):
     "First ask again, then close: a kill between the two leaves one too many to be swept, not one too few"
     again = any(t.user_attrs.get('resumed_from') == trial.number for t in study.get_trials(deepcopy=False))
     if trial.params and not again:
-        done = {k: trial.user_attrs[k] for k in ('folds', 'values', 'physical_batch', 'decisions') if k in trial.user_attrs}
+        done = {k: v for k, v in trial.user_attrs.items() if k not in ('worker', 'interrupted', 'ended', 'spent', 'reason', 'stopped_after', 'resumed_from')} # its folds, and what others noted
         if 'spent' in trial.user_attrs: done['folds'] = {'scores': [], **done.get('folds', {}), **trial.user_attrs['spent']}
         study.enqueue_trial(trial.params, user_attrs=dict(done, resumed_from=trial.number))
     try:
@@ -348,7 +382,7 @@ class Search:
     "A process's part in a study"
     def __init__(self, plan: Plan, place: Place, study: optuna.Study, on_epoch, on_trial, say, progress):
         self.plan, self.place, self.study, self.on_epoch, self.on_trial, self.say = plan, place, study, on_epoch, on_trial, say
-        self.history, self.seen, self.pending, self.limits, self.key, self.me = History(), set(), [], {}, None, worker_id()
+        self.history, self.seen, self.mine, self.pending, self.limits, self.key, self.me = History(), set(), set(), [], {}, None, worker_id()
         self.shape, self.start, self.before, self.current = plan.shape, time.perf_counter(), self._spent(), None
         self.alone = place.kind != 'url' # a lock, or nobody else
         self.began, self.look_at = time.time(), 0.
@@ -385,7 +419,7 @@ def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
         n = self.plan.n_trials
         if n is not None and counts() >= n: return None
         trial = self.study.ask(self.plan.space.fixed) if self.plan.space.fixed else self.study.ask()
-        HELD.add((self.study.study_name, trial.number))
+        self.mine.add((self.study.study_name, trial.number)); HELD.add((self.study.study_name, trial.number))
         trial.set_user_attr('worker', self.me)
         if n is not None and not self.alone and counts(trial.number) >= n: # without a lock: others came first
             trial.set_user_attr('interrupted', 'surplus')
@@ -394,13 +428,13 @@ def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
     return trial
 
 @patch
-def next(self: Search): # (trial, parameters), or None
+def next(self: Search): # (trial, parameters), or None; (trial, `TrialPruned`) of one that the space refused
     "A trial to run: of those at hand, one whose engine is built already"
     key = getattr(self.plan.runner, 'key', None)
     while len(self.pending) < (4 if key else 1) and (trial := self.claim()):
         self.pending.append((trial, None)) # held before its parameters are drawn, so that it is never forgotten
-        params = self.plan.space.suggest(trial)
-        self.pending[-1] = (trial, params)
+        try: self.pending[-1] = (trial, self.plan.space.suggest(trial))
+        except optuna.TrialPruned as exc: return self.pending.pop()[0], exc
     if not self.pending: return None
     place = next_with_key([key(p) if key else None for _, p in self.pending], self.key)
     trial, params = self.pending.pop(place)
@@ -540,11 +574,12 @@ def fold_done(self: Search, run: Running, course: Course):
 
 # %% ../nbs/04_hpo.ipynb #dd764aee
 @patch
-def run_trial(self: Search, trial: Trial, params: dict):
+def run_trial(self: Search, trial: Trial, params):
     "Run a trial to its end and tell it. Raises what is no matter of the trial."
     self.sync()
     run, asked = self.begin(trial, params), trial if self.plan.strategy.watches_study else None
     self.current = (trial, run)
+    if isinstance(params, optuna.TrialPruned): return self.refuse(run, params)
     with _Heartbeat(self.study, trial):
         try:
             while True:
@@ -554,6 +589,7 @@ def run_trial(self: Search, trial: Trial, params: dict):
                 try: verdict = follow(self.plan.strategy, run.course, self.history, self.shape, lambda fold: self.values(run, params, fold), asked,
                                       lambda *a: self.report(run, *a), lambda course: self.fold_done(run, course))
                 except FloatingPointError as exc: return self.fail(run, (str(exc).splitlines() or ['FloatingPointError'])[0][:200], 'finite', 1.)
+                except optuna.TrialPruned as exc: return self.refuse(run, exc)
                 except (RuntimeError, MemoryError) as exc:
                     if not is_out_of_memory(exc): raise
                     failed = True
@@ -626,12 +662,18 @@ def tell(self: Search, run: Running, verdict, build: float):
     self.told(trial, self.plan.sign * told_value(verdict, self.history), skip_if_finished=True)
 
 @patch
-def fail(self: Search, run: Running, reason: str, constraint: str, amount: float):
+def fail(self: Search, run: Running, reason: str, constraint: str | None, amount: float = 0.):
     "The trial has no value; its parameters are infeasible"
     self._end(run, 'failed', reason, 0.)
-    run.trial.set_constraint(constraint, float(amount))
+    if constraint: run.trial.set_constraint(constraint, float(amount))
     several = len(self.plan.directions) > 1
     self.told(run.trial, state=TrialState.FAIL if several else TrialState.PRUNED, skip_if_finished=True)
+
+# %% ../nbs/04_hpo.ipynb #eb95ca7a
+@patch
+def refuse(self: Search, run: Running, exc: optuna.TrialPruned):
+    "As in `study.optimize`: the space, or the runner, raised it for parameters that it does not want"
+    self.fail(run, (str(exc).splitlines() or ['TrialPruned'])[0][:200], None)
 
 @patch
 def _end(self: Search, run, how, reason, build):
@@ -677,11 +719,11 @@ def run(self: Search, wait: float = .5):
                     continue
                 self.current = (found[0], None)
                 self.run_trial(*found)
-                self.current = None
+                self.current, over = None, not self.study._stop_flag
                 self._after(found[0])
-                if self.study._stop_flag: self.say('the sampler has nothing more to suggest'); break
+                if self.study._stop_flag: self.say('stopped by on_trial; the same call goes on' if over else 'the sampler has nothing more to suggest'); break
     except StopAsked: self.say('stopped, as was asked for; the same call goes on')
-    except BudgetSpent: self.say(f'the budget of {self.plan.budget:.0f} s is spent; the same call with more goes on')
+    except BudgetSpent: self.say(f'the budget of {self.plan.budget:g} s is spent; the same call with more goes on')
     finally: self.close()
 
 # %% ../nbs/04_hpo.ipynb #667fb1cc
@@ -703,29 +745,32 @@ def heed(self: Search):
 def _after(self: Search, trial):
     self.bar.update(max(0, min(self.count(), self.plan.n_trials or 10**9) - self.bar.n))
     if len(self.plan.directions) == 1 and (best := best_complete(self.study)): self.bar.set_postfix(best=f'{self.plan.plain(best.value):.4f}', stopped=len(_of(self.study, 'stopped')))
-    if self.on_trial: self.on_trial(self.study, self.trials()[trial.number])
+    if self.on_trial is None: return
+    self.study._thread_local.in_optimize_loop = True # so that it may call `study.stop()`, as a callback of `study.optimize` does
+    try: self.on_trial(self.study, self.trials()[trial.number])
+    finally: self.study._thread_local.in_optimize_loop = False
 
 @patch
 def close(self: Search):
     "Give back what was claimed, and sweep"
     self.bar.close()
     held = [*filter(None, [self.current]), *((trial, None) for trial, _ in self.pending)]
-    with silent(), self.place.lock():
-        for trial, run in held:
-            if self.study._storage.get_trial(trial._trial_id).state.is_finished(): continue
-            if run: trial.set_user_attr('spent', run.bill())
-            _interrupt(self.study, self.study._storage.get_trial(trial._trial_id))
+    try:
+        with silent(), self.place.lock():
+            for trial, run in held:
+                if self.study._storage.get_trial(trial._trial_id).state.is_finished(): continue
+                if run: trial.set_user_attr('spent', run.bill())
+                _interrupt(self.study, self.study._storage.get_trial(trial._trial_id))
+            HELD.difference_update(self.mine)
+            requeue_interrupted(self.study, self.alone)
+    finally: # also where the storage takes nothing any more: the next call of this process must not wait for them
+        HELD.difference_update(self.mine)
         self.current, self.pending = None, []
-        for key in [k for k in HELD if k[0] == self.study.study_name and self._over(k[1])]: HELD.discard(key)
-        requeue_interrupted(self.study, self.alone)
-
-@patch
-def _over(self: Search, number): return number < len(self.trials()) and self.trials()[number].state.is_finished()
 
 # %% ../nbs/04_hpo.ipynb #0449fe85
 def tune(
     runner_or_trainer, # `runner(params, fold)`, see above, or a Trainer
-    space, # a function of a trial that returns the parameters, a dict of distributions, or texts
+    space, # a function of a trial that returns the parameters (or raises TrialPruned for those it does not want), a dict of distributions, or texts
     n_trials: int | None = None, # trials that end by themselves, earlier calls included
     budget=None, # '8h', seconds, ...: time of the study, earlier calls included; one of the two is required
     folds=5, # their number; for a Trainer also the (train, valid) row numbers
@@ -741,7 +786,7 @@ def tune(
     first: Sequence[dict] = (), # parameters to try first
     identity: dict | None = None, # what values depend on beside parameters and runner; plain values
     on_epoch: Callable | None = None, # called with (fold, epoch, value)
-    on_trial: Callable | None = None, # called with (study, trial) after each trial
+    on_trial: Callable | None = None, # called with (study, trial) after each trial, and may call `study.stop()`
     progress: bool = True,
     say: Callable[[str], None] = tqdm.write # for notes
 ) -> optuna.Study: # `best_complete` gives its winner
@@ -755,7 +800,7 @@ def tune(
         with place.lock(), writing(plan.name): study = _open_study(plan, place)
         if workers > 1: return _run_workers(plan, place, study, storage, progress)
         search = Search(plan, place, study, on_epoch, on_trial, say, progress)
-        search.run()
+        with losing(plan.name): search.run()
     except InputError:
         _undo(place, plan.name)
         raise
@@ -853,7 +898,7 @@ def confirm(
     progress: bool = True
 ) -> Confirmation:
     "Run the best few again. Raises `InputError` for a study in which no trial is complete."
-    sign = 1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else -1
+    sign = sign_of(study)
     best = sorted((t for t in study.get_trials(deepcopy=False) if ended(t) == 'complete'), key=lambda t: -sign * t.value)[:top]
     if not best: raise InputError(f'study {study.study_name!r} has no trial that ran all folds, so there is nothing to confirm')
     runner, folds = runner.renewed(seed) if hasattr(runner, 'renewed') else runner, folds or _settings(study)['folds']
@@ -874,7 +919,7 @@ def _params(trial, space):
 
 def _fold_again(runner, params, fold, sign):
     try: values = [float(v) for v in runner(params, fold)]
-    except FloatingPointError: return None
+    except (FloatingPointError, optuna.TrialPruned): return None
     return sign * max(sign * v for v in values) if values and all(map(math.isfinite, values)) else None
 
 # %% ../nbs/04_hpo.ipynb #9a32b998

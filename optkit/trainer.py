@@ -6,8 +6,8 @@
 __all__ = ['SCHEDULES', 'ADAPTERS', 'ATTENTION', 'COMPILE', 'CLAIM_SWITCHES', 'NO_SWITCH', 'log', 'CHANGES_NOTHING', 'BUILT_IN',
            'Hyperparameters', 'TrainConfig', 'parse_settings', 'lr_factor', 'with_adapter', 'make_engine', 'plan_sizes',
            'check_run', 'balanced_weights', 'smaller_pieces', 'steadier', 'faster_workers', 'choose_snapshot',
-           'SpikeWatch', 'Epoch', 'FitResult', 'Position', 'Trainer', 'Broken', 'with_rows', 'fold_runner', 'FromHF',
-           'from_hf']
+           'SpikeWatch', 'Epoch', 'FitResult', 'Position', 'Trainer', 'Broken', 'with_rows', 'trial_config',
+           'fold_runner', 'FromHF', 'from_hf']
 
 # %% ../nbs/03_trainer.ipynb #3dc1f70d
 import copy, json, logging, math, os, time, traceback
@@ -277,6 +277,7 @@ def make_engine(
     **kwargs # further ones of `Engine`: ranks, votes
 ) -> Engine:
     "The engine that a configuration asks for, on this machine. Raises `InputError` or `ValueError` for what the model or the machine cannot do."
+    if not hasattr(model, 'config'): raise InputError(f'{type(model).__name__} is no model of transformers (it has no config); load one with from_pretrained')
     if config.attention:
         try: model.set_attn_implementation(choose_attention(config.attention).value)
         except (ValueError, ImportError) as exc: raise InputError(f'{type(model).__name__} has no {config.attention} attention ({str(exc).splitlines()[0][:160]}); leave attention out') from None
@@ -352,6 +353,7 @@ def check_run(
     if store.task in ('regression', 'multilabel') and config.label_smoothing: raise InputError(f'label_smoothing is for classes, the task is {store.task}; leave it at 0')
     check_augment(config.augment, config.augment_by, store, engine.device.type)
     if store.task in ('regression', 'causal') and config.class_weights is not None: raise InputError(f'class_weights are for classes, the task is {store.task}; leave them out')
+    if not any(p.requires_grad for p in engine.model.parameters()): raise InputError(f'no weight of {type(engine.model).__name__} trains, all are frozen; let some require gradients, or take an adapter')
     _check_head(engine.model, store)
     ranks = 1 if engine.ranks is None else torch.distributed.get_world_size(engine.ranks)
     if config.effective_batch < ranks: raise InputError(f'effective_batch is {config.effective_batch}, fewer than the {ranks} ranks that share a step')
@@ -749,8 +751,7 @@ def _reset(self: Trainer):
 
 @patch
 def _begin(self: Trainer, train, valid, resume):
-    c, flops = self.config, [0., 0.]
-    train = self.train = np.asarray(train)
+    c, flops, self.train = self.config, [0., 0.], train
     check_run(self.engine, self.store, c, train, valid, self.custom)
     self.per_epoch = planned_updates(len(train), c.effective_batch, 1)
     self.position = Position(c.epochs * self.per_epoch, physical=c.physical_batch or 0, max_tokens=c.max_tokens, table=c.batch_table, eval_batch=c.eval_batch, watch=SpikeWatch(c.spike))
@@ -824,6 +825,7 @@ def epochs(self: Trainer,
     resume: bool = False # go on from the last checkpoint of the folder, if there is one
 ) -> Iterator[Epoch]:
     "Reset the engine, train, and give the result of each epoch; the best weights are kept, not put back. Raises `InputError` for what does not fit together, before anything is written."
+    train, valid = np.array(train), None if valid is None else np.array(valid) # also of a tensor, an index or a range
     self._begin(train, valid, resume)
     state = 'failed'
     try:
@@ -962,6 +964,8 @@ def refit(self: Trainer,
     "Reset the engine and train all epochs, without evaluation and early stopping. Raises `FloatingPointError` for a loss that is not a number."
     for epoch in self.epochs(rows, None, resume):
         if not math.isfinite(epoch.train_loss): raise FloatingPointError(f'the loss is not a number in epoch {epoch.epoch} of the refit (lr {self.config.lr:g})')
+    if self.engine.average is not None: self.engine.keep_best(); self.engine.restore_best() # what is evaluated and saved
+    if self.folder and not self.rank and self.position.finished: save_model(self.engine.model, self.folder / 'model', self.tokenizer)
     return [e.train_loss for e in self.position.history]
 
 # %% ../nbs/03_trainer.ipynb #d5c5827b
@@ -975,20 +979,28 @@ def with_rows(
     smaller = changes.get('physical_batch') and changes['physical_batch'] < (config.physical_batch or math.inf)
     return replace(config, **{**(dict(batch_table=None) if smaller else {}), **changes})
 
+def trial_config(
+    config: TrainConfig, params: dict # of a trial
+) -> TrainConfig:
+    "The configuration with a trial's values. Raises `InputError` for those that it cannot have."
+    names = {f.name for f in fields(TrainConfig)} - BUILT_IN
+    if fixed := set(params) & BUILT_IN: raise InputError(f'{sorted(fixed)} belong to the engine, which is built once for the study; a search may not vary them')
+    if unknown := set(params) - names: raise InputError(f'TrainConfig has no {sorted(unknown)}; a search may vary {sorted(names)}')
+    try: return with_rows(replace(config, recover=False), params)
+    except ValueError as exc: raise InputError(f'parameters {params}: {exc}') from None
+
 def fold_runner(
     engine: Engine, # one for the whole study; reset for each fold
     store: TokenStore,
     folds: list[tuple[np.ndarray, np.ndarray]], # (train, valid) row numbers of each fold
     config: TrainConfig, # what the search does not vary
-    on_step: Callable[[int, int], None] | None = None # see `Trainer`
+    on_step: Callable[[int, int], None] | None = None, # see `Trainer`
+    custom: Callable[[np.ndarray, np.ndarray], float] | None = None # likewise
 ) -> Callable[[dict, int], Iterator[float]]:
     "`runner(params, fold)`: train the fold with these values over the configuration, one score an epoch. A loss that breaks ends the fold: a search has to see what a learning rate does."
-    names = {f.name for f in fields(TrainConfig)} - BUILT_IN
     store = store.to(engine.device)
     def runner(params, fold):
-        if fixed := set(params) & BUILT_IN: raise InputError(f'{sorted(fixed)} belong to the engine, which is built once for the study; a search may not vary them')
-        if unknown := set(params) - names: raise InputError(f'TrainConfig has no {sorted(unknown)}; a search may vary {sorted(names)}')
-        trainer = Trainer(engine, store, with_rows(replace(config, recover=False), params), on_step=on_step)
+        trainer = Trainer(engine, store, trial_config(config, params), on_step=on_step, custom=custom)
         for epoch in trainer.epochs(*folds[fold]): yield epoch.score
     runner.metric = config.metric
     return runner
@@ -1044,6 +1056,11 @@ def _by_row(logits, labels, counts):
         out[-1][places] = values
     return out
 
+def _called(trainer, kind, logits, labels):
+    if not trainer.args.batch_eval_metrics: return trainer.compute_metrics(kind(predictions=logits, label_ids=labels))
+    tensors = lambda v: tuple(map(tensors, v)) if isinstance(v, tuple) else torch.from_numpy(np.ascontiguousarray(v))
+    return trainer.compute_metrics(kind(predictions=tensors(logits), label_ids=tensors(labels)), compute_result=True) # all rows as the last batch
+
 def _their_metric(trainer, store, valid):
     from transformers import EvalPrediction
     name, sign = trainer.args.metric_for_best_model.removeprefix('eval_'), 1 if trainer.args.greater_is_better else -1
@@ -1051,7 +1068,10 @@ def _their_metric(trainer, store, valid):
     def custom(logits, labels):
         if store.task == 'tokens': logits, labels = _by_row(logits, labels, store.targets[valid])
         if (change := trainer.preprocess_logits_for_metrics) is not None: logits = host(change(torch.from_numpy(logits), torch.from_numpy(labels)))
-        found = trainer.compute_metrics(EvalPrediction(predictions=logits, label_ids=labels))
+        try: found = _called(trainer, EvalPrediction, logits, labels)
+        except Exception as exc:
+            if not (more := getattr(trainer.args, 'include_for_metrics', None)): raise
+            raise InputError(f"compute_metrics failed ({type(exc).__name__}: {str(exc)[:120]}); it gets outputs and labels, but not {', '.join(more)} (include_for_metrics): name metric_for_best_model='loss', or leave that out") from exc
         if (own := next((found[k] for k in (name, f'eval_{name}') if k in found), None)) is None: raise InputError(f"metric_for_best_model is {name!r}, but compute_metrics gives {', '.join(map(repr, found))}; name one of these")
         return sign * own
     return custom

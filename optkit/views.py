@@ -25,7 +25,7 @@ from .hardware import Choice, size, slowed_by
 from .hpo import ended, fold_scores, spent
 from .progress import Progress, add_readings, duration, read_progress, readings_folder
 from .report import claims, read_committed, row_verdict
-from .storage import open_study, silent, study_problems
+from .storage import open_study, sign_of, silent, study_problems
 
 # %% ../nbs/06_views.ipynb #7b0a70df
 @dataclass(frozen=True)
@@ -406,7 +406,7 @@ class StudyView(View):
     def look(self):
         inode = self.file.stat().st_ino if self.file.is_file() else None
         if self.study is None or inode != self.inode: self.study, self.inode = open_study(self.path, self.name), inode # also where a fresh study took its place
-        with study_problems(self.file): rows, self.settings, self.maximise = trial_rows(self.study), self.study.user_attrs.get('optkit', {}), self.study.direction.name == 'MAXIMIZE'
+        with study_problems(self.file): self.maximise, rows, self.settings = sign_of(self.study) > 0, trial_rows(self.study), self.study.user_attrs.get('optkit', {})
         self.sign = -1 if self.maximise and all((r['value'] or 0) <= 0 for r in rows) else 1 # a loss is searched for as its negative; another metric has either sign
         done = sum(r['state'] != 'running' for r in rows)
         if done != self.known[0]: self.known = done, _importance(self.study, rows), self._ahead(done) # only a trial that ended changes them

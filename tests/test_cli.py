@@ -1,4 +1,5 @@
 "The command line: options and settings of every command, what goes where, and exit codes"
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import torch
 
 from made_up import model_and_pairs
 from optkit.cli import app, main
+from optkit.storage import StorageLost
 from optkit.timing import read_json
 from optkit.trainer import TrainConfig
 
@@ -254,3 +256,40 @@ def test_control_c_ends_a_training_after_its_step_and_it_goes_on(folder, tmp_pat
     assert now['state'] == 'stopped' and 0 < now['step'] < now['total']
     from optkit.checkpoint import latest_checkpoint, read_checkpoint
     assert read_checkpoint(latest_checkpoint(tmp_path / 'run'))[1]['position']['done'] == now['step']
+
+
+# --- streams, disks and names as they come
+
+@pytest.mark.parametrize('closed', ['stdout', 'stderr', 'both'])
+def test_closed_standard_streams_end_no_command(tmp_path, closed):
+    code = f"""
+import sys
+for name in ('stdout', 'stderr'):
+    if {closed!r} in (name, 'both'): setattr(sys, name, None)  # what Python makes of a descriptor that the caller closed
+from optkit.cli import main
+open('code', 'w').write(str(main(['report', 'run'])))"""
+    (tmp_path / 'run').mkdir(); (tmp_path / 'run' / 'run.json').write_text(json.dumps(dict(version=1, title='t', command='c', settings={}, fingerprint={}, started='')))
+    subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=os.environ | dict(PYTHONPATH=str(ROOT)), capture_output=True, check=True)
+    assert (tmp_path / 'code').read_text() == '0' and (tmp_path / 'run' / 'report.html').is_file()
+
+
+def test_a_folder_whose_name_is_no_utf8_is_refused_before_anything_is_written(folder, tmp_path, capsys):
+    out = os.fsdecode(os.fsencode(tmp_path) + b'/r\xfcn')
+    assert main(on_data('train', folder, out, 'epochs=1')) == main(on_data('tune', folder, out)) == main(['report', out]) == 2
+    err = capsys.readouterr().err
+    assert err.count('is no UTF-8') == 3 and 'RUN: the name' in err and not list(tmp_path.iterdir())
+    code = f'import sys; from optkit.cli import main; sys.exit(main(["report", sys.argv[1]]))'
+    said = subprocess.run([sys.executable, '-c', code, tmp_path / 'rün'], capture_output=True, text=True, env=os.environ | dict(PYTHONPATH=str(ROOT), LC_ALL='C', PYTHONUTF8='0', PYTHONCOERCECLOCALE='0'))
+    assert said.returncode == 2 and 'set PYTHONUTF8=1' in said.stderr and 'Traceback' not in said.stderr
+
+
+@pytest.mark.parametrize('exc, said', [(OSError(errno.ENOSPC, 'No space left on device', 'runs/a.json'), 'runs/a.json: No space left on device'), (OSError(errno.ENOSPC, 'No space left on device'), 'the disk: No space left on device'),
+                                       (OSError(errno.EROFS, 'Read-only file system'), 'the disk: Read-only'), (StorageLost('the storage of study x cannot be written to any more'), 'study x cannot be written to')], ids=range(4))
+def test_a_full_disk_ends_with_1_and_a_line(capsys, monkeypatch, exc, said):
+    def full(*_): raise exc
+    monkeypatch.setattr('optkit.hardware.detect', full)
+    assert main(['detect']) == 1
+    err = capsys.readouterr().err
+    assert said in err and len(err.splitlines()) == 1
+    exc = FileNotFoundError(errno.ENOENT, 'a fault of the program')
+    with pytest.raises(FileNotFoundError): main(['detect'])

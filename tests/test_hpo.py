@@ -1,5 +1,5 @@
 "Searches that stop, fail, are killed and go on; every verdict against an independent computation"
-import itertools, math, multiprocessing, os, pickle, signal, sqlite3, subprocess, sys, textwrap, time
+import itertools, math, multiprocessing, os, pickle, signal, sqlite3, subprocess, sys, textwrap, threading, time
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +10,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 
 from optkit.data import InputError
-from optkit.hpo import (EFFECTIVE_BATCHES, TrainerRunner, as_space, best_complete, complete_table, courses, curves, default_space, ended, fold_scores, next_with_key, parse_space,
+from optkit.hpo import (EFFECTIVE_BATCHES, HELD, TrainerRunner, as_space, best_complete, complete_table, courses, curves, default_space, ended, fold_scores, next_with_key, parse_space,
                         requeue_interrupted, seconds_of, simulated_runner, spent, sqlite_storage, study_summary, tune, what_if)
-from optkit.storage import open_storage, repair_journal
+from optkit.storage import StorageLost, open_storage, repair_journal
 from optkit.strategies import Racing, Strategy, as_strategy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -474,6 +474,18 @@ def test_several_objectives_are_not_stopped():
     assert states(broken) == ['failed'] * 3
 
 
+def test_what_looks_at_one_objective_says_so_of_several(tmp_path, capsys):
+    from optkit.cli import main
+    from optkit.forecast import parallel_figure
+    from optkit.hpo import confirm
+    from optkit.views import study_view
+    runner = lambda p, f: iter([(p['lr'], 1.)])
+    study = run(runner, 3, storage=tmp_path / 'study.db', direction=('maximize', 'minimize'))
+    for look in (best_complete, courses, what_if, parallel_figure, lambda s: confirm(s, runner, progress=False), lambda _: study_view(tmp_path)):
+        with pytest.raises(InputError, match="study 'study' has 2 objectives"): look(study)
+    assert main(['forecast', str(tmp_path)]) == 0 and 'several objectives: no strategy stops a trial' in capsys.readouterr().out
+
+
 def test_several_objectives_keep_every_value_when_they_are_resumed(storage):
     plain, count = simulated_runner(), itertools.count()
     def runner(p, f):
@@ -592,6 +604,9 @@ BAD = {
     'epochs 0': (dict(epochs=0), 'epochs is 0'), 'half an epoch': (dict(epochs=.5), 'epochs is 0.5'),
     'n_trials 0': (dict(n_trials=0), 'n_trials is 0'), 'neither trials nor budget': (dict(n_trials=None), "neither n_trials nor budget"),
     'a budget that is no time': (dict(budget='soon'), "budget is 'soon'"), 'a negative budget': (dict(budget=-1), 'budget is -1'),
+    'a study for a storage': (dict(storage=optuna.create_study()), 'of a study: its storage'), 'a number for a storage': (dict(storage=3), 'storage is 3, expected'),
+    'a first trial with another name': (dict(first=[dict(learning_rate=1.)]), "first: 'learning_rate' is no parameter of the space, which has lr, weight_decay"),
+    'a first trial outside of the space': (dict(first=[dict(lr=1e-3), dict(lr=1.)]), 'first: lr=1.0 is not in the space'), 'a first trial of another kind': (dict(first=[dict(lr='high')]), "first: lr='high' is not in the space"),
     'no runner': (dict(runner_or_trainer=None), 'runner is None'), 'workers 0': (dict(workers=0), 'workers is 0'),
     'a direction that is none': (dict(direction='up'), "direction is 'up'"), 'a negative seed': (dict(seed=-1), 'seed is -1'),
     'hyperband without epochs': (dict(strategy='hyperband', epochs=None), "strategy 'hyperband' needs epochs"),
@@ -740,6 +755,128 @@ def test_new_folds_of_a_runner_keep_groups_whole(trainer):
     runner = TrainerRunner(trainer, stratified_folds(np.arange(90), trainer.store.labels.numpy(), 3, 0, groups), groups=groups)
     for again in (runner.renewed(1), runner.renewed(1).renewed(2)):
         for train, valid in again.folds: assert not set(groups[train]) & set(groups[valid])
+
+
+def test_the_metric_of_a_trainer_is_that_of_its_search(trainer):
+    from dataclasses import replace
+    from optkit.folds import stratified_folds
+    from optkit.hpo import confirm
+    from optkit.trainer import Trainer
+    config, seen = replace(trainer.config, metric='custom', epochs=1), []
+    own = Trainer(trainer.engine, trainer.store, config, custom=lambda logits, labels: seen.append(len(labels)) or .25, on_step=lambda *_: seen.append('step'))
+    study = tune(own, ['lr=3e-4..1e-2:log'], 1, folds=3, storage='memory', progress=False)
+    assert study.best_value == .25 and seen.count(30) == 3 and 'step' in seen
+    runner, memory = TrainerRunner(own, stratified_folds(np.arange(90), trainer.store.labels.numpy(), 3), memory=lambda params: (1, 2)), seen.clear()
+    assert runner.renewed(1).memory({}) == (1, 2)
+    assert confirm(study, runner, top=1, progress=False).winner.fresh == .25 and seen.count(30) == 3 and 'step' in seen
+
+
+@pytest.mark.parametrize('space, epochs, said', [(['lr=3e-4..1e-2:log'], 4, 'epochs is 4, but the Trainer is configured for 3'), (['epochs=1..5'], 4, 'epochs is 4, but the space goes up to 5'), (['epochs=1,5'], 3, 'goes up to 5'),
+                                                 (['schedule=linear,polynomial'], None, "schedule is 'polynomial'"), (['effective_batch=0..8'], None, 'effective_batch is 0'), (['learning_rate=0.0..1.0'], None, r"no \['learning_rate'\]"),
+                                                 (lambda trial: dict(lr=trial.suggest_float('lr', -1., 1.)), None, 'lr is -'), (['adapter_rank=2,4'], None, 'belong to the engine')], ids=range(8))
+def test_what_a_trainer_cannot_do_is_said_before_it_begins(trainer, tmp_path, space, epochs, said):
+    steps = []
+    trainer.on_step = lambda *step: steps.append(step)
+    with pytest.raises(InputError, match=said): tune(trainer, space, 3, folds=2, epochs=epochs, storage=tmp_path / 'run' / 'study.db', progress=False)
+    trainer.on_step = None
+    assert not steps and not (tmp_path / 'run').exists()
+
+
+def test_epochs_that_a_space_gives_may_be_more_than_those_of_the_trainer(trainer):
+    for space in (['epochs=5,5'], lambda trial: dict(epochs=trial.suggest_int('epochs', 5, 5)), lambda trial: dict(lr=trial.suggest_float('lr', 1e-4, 1e-3), epochs=5)):
+        study = tune(trainer, space, 1, folds=2, storage='memory', progress=False, strategy='none')
+        assert [len(c) for c in curves(study.trials[0], 5)] == [5, 5]
+
+
+# --- habits from `study.optimize`
+
+def test_a_callback_may_stop_the_study(storage):
+    said = []
+    go = lambda **k: tune(simulated_runner(), SPACE, 9, folds=2, storage=storage, progress=False, say=said.append, **k)
+    assert len(go(on_trial=lambda study, trial: study.stop() if trial.number == 2 else None).trials) == 3 and said == ['stopped by on_trial; the same call goes on']
+    assert len(go(on_trial=optuna.study.MaxTrialsCallback(5, states=None)).trials) == 5
+    assert [ended(t) is not None for t in go().trials] == [True] * 9 and len(said) == 2
+
+
+@pytest.mark.parametrize('where', ['space', 'runner', 'second fold'])
+@pytest.mark.parametrize('direction', ['maximize', ('maximize', 'minimize')], ids=['one', 'two'])
+def test_a_space_or_a_runner_may_refuse_parameters(where, direction, storage):
+    plain, several = simulated_runner(), not isinstance(direction, str)
+    bad = lambda params: params['lr'] > 1e-3
+    def space(trial):
+        params = {k: trial._suggest(k, d) for k, d in SPACE.items()}
+        if where == 'space' and bad(params): raise optuna.TrialPruned('too fast')
+        return params
+    def runner(params, fold):
+        for n, value in enumerate(plain(params, fold)):
+            if where != 'space' and bad(params) and fold == (where != 'runner'): raise optuna.TrialPruned('too fast')
+            yield (value, n) if several else value
+    go = lambda n: tune(runner, space, n, folds=2, epochs=3, storage=storage, progress=False, strategy='none', direction=direction, sampler=optuna.samplers.RandomSampler(seed=0))
+    go(6)
+    study = go(12)
+    assert states(study) == ['failed' if bad(t.params) else 'complete' for t in study.trials] and 2 < states(study).count('failed') < 10
+    assert {t.user_attrs.get('reason') for t in study.trials} == {None, 'too fast'} and all(not t.system_attrs.get('constraints') for t in study.trials)
+    assert {t.state for t in study.trials if ended(t) == 'failed'} == {TrialState.FAIL if several else TrialState.PRUNED}
+
+
+def test_a_space_that_refuses_everything_ends():
+    def space(trial): trial.suggest_float('lr', 0, 1); raise optuna.TrialPruned
+    assert states(tune(never, space, 3, folds=2, storage='memory', progress=False)) == ['failed'] * 3
+    assert set(states(tune(never, space, budget=.3, folds=2, storage='memory', progress=False, say=lambda text: None))) == {'failed'}
+
+
+@pytest.mark.parametrize('where', ['study.db', 'study.log'])
+def test_a_storage_that_gives_way_is_gone_on_with_by_the_same_process(tmp_path, monkeypatch, where):
+    "As where a disk is full: nothing can be given back either, and a second call must not wait for the trial that this process held"
+    full, count, plain = [], itertools.count(), simulated_runner()
+    def runner(p, f):
+        for v in plain(p, f):
+            if next(count) == 4: full.append(True)
+            yield v
+    place = open_storage(tmp_path / where)
+    target, name = (place.storage, 'set_trial_user_attr') if where == 'study.db' else (type(place.storage._backend), 'append_logs')
+    kept = getattr(target, name)
+    def write(*args, **kwargs):
+        if full: raise optuna.exceptions.StorageInternalError('database or disk is full') if where == 'study.db' else OSError(28, 'No space left on device')
+        return kept(*args, **kwargs)
+    monkeypatch.setattr(target, name, write)
+    go = lambda: run(runner, 3, storage=place.storage if where == 'study.db' else place.path, epochs=3, strategy='none')
+    with pytest.raises(StorageLost if where == 'study.db' else OSError, match='cannot be written to any more .database or disk is full.; what ended is kept' if where == 'study.db' else 'No space'): go()
+    assert not HELD
+    full.clear()
+    thread, found = None, []
+    thread = threading.Thread(target=lambda: found.append(states(go())), daemon=True)
+    thread.start(); thread.join(30)
+    assert found == [[None] + ['complete'] * 3]
+
+
+def test_trials_that_wait_in_a_study_made_by_hand_come_first(storage):
+    place = open_storage(storage)
+    theirs = optuna.create_study(storage=place.storage, study_name='study', direction='maximize')
+    theirs.enqueue_trial(dict(lr=1e-3, weight_decay=.5), user_attrs=dict(note='mine'))
+    study = run(simulated_runner(), 3, storage=place.storage, first=[dict(lr=2e-3, weight_decay=.25)])
+    assert [t.params['lr'] for t in study.trials[:2]] == [1e-3, 2e-3] and study.trials[0].user_attrs['note'] == 'mine'
+    assert [t.params['lr'] for t in run(simulated_runner(), 4, storage=place.storage, first=[dict(lr=2e-3, weight_decay=.25)]).trials].count(2e-3) == 1
+
+
+def test_an_empty_study_of_another_direction_is_refused(storage):
+    place = open_storage(storage)
+    optuna.create_study(storage=place.storage, study_name='study')  # to minimise, which nobody said
+    with pytest.raises(InputError, match="study 'study' was made to minimize, the search is to maximize"): run(simulated_runner(), 3, storage=place.storage)
+    assert states(run(simulated_runner(), 3, storage=place.storage, direction=optuna.study.StudyDirection.MINIMIZE, folds=np.int64(2))) == ['complete'] * 3
+
+
+def test_what_others_noted_on_a_trial_comes_along_when_it_is_resumed(storage):
+    count, plain = itertools.count(), simulated_runner()
+    def runner(p, f):
+        for v in plain(p, f):
+            if next(count) == 3: raise KeyboardInterrupt
+            yield v
+    place = open_storage(storage)
+    optuna.create_study(storage=place.storage, study_name='study', direction='maximize').enqueue_trial(dict(lr=1e-3, weight_decay=.5), user_attrs=dict(note='mine'))
+    with pytest.raises(KeyboardInterrupt): run(runner, 1, storage=place.storage)
+    last = run(runner, 1, storage=place.storage).trials[-1]
+    assert last.user_attrs['note'] == 'mine' and ended(last) == 'complete' and last.user_attrs['resumed_from'] == 0 and 'interrupted' not in last.user_attrs
 
 
 # --- many processes

@@ -3,6 +3,7 @@ import json, math
 from dataclasses import asdict, fields, replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -181,6 +182,34 @@ def test_epochs_fit_and_refit_are_the_same_training(store, engine, layout):
     assert [e.train_loss for e in epochs] == [e.train_loss for e in fit.history] == losses and [e.score for e in epochs] == [e.score for e in fit.history]
     assert all(torch.equal(v, last[k]) for k, v in engine.model.state_dict().items())
     assert (fit.best_epoch == 3) == all(torch.equal(v, last[k]) for k, v in weights.items())
+
+
+def test_a_refit_ends_with_the_moving_average(store, tmp_path):
+    "What it is scored with is what is saved"
+    config = replace(BASE, ema=.9)
+    engine = make_engine(example_model(dropout=0.), config, HERE)
+    trainer = Trainer(engine, store, config, folder=tmp_path / 'run')
+    trainer.refit(TRAIN)
+    kept = type(engine.model).from_pretrained(tmp_path / 'run' / 'model')
+    assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), engine.model.parameters()))
+    assert all(torch.equal(p, engine.average[n]) for n, p in engine.model.named_parameters() if n in engine.average) and engine.average
+    plain = make_engine(example_model(dropout=0.), BASE, HERE)
+    Trainer(plain, store, BASE).refit(TRAIN)
+    assert not all(torch.allclose(a, b, atol=1e-6) for a, b in zip(kept.parameters(), plain.model.parameters())), 'the average is not the last weights'
+
+
+@pytest.mark.parametrize('made', [list, torch.as_tensor, pd.Index, pd.Series, range], ids=lambda m: m.__name__)
+def test_rows_may_be_any_sequence(store, engine, made, recwarn):
+    of = lambda rows: range(rows[0], rows[-1] + 1) if made is range else made(rows)
+    found, plain = Trainer(engine, store, BASE).fit(of(TRAIN), of(VALID)), Trainer(engine, store, BASE).fit(TRAIN, VALID)
+    assert [e.score for e in found.history] == [e.score for e in plain.history] and not [w for w in recwarn if 'writable' in str(w.message)]
+
+
+def test_what_cannot_train_is_refused_before_anything_is_written(store, tmp_path):
+    with pytest.raises(InputError, match='Linear is no model of transformers'): make_engine(torch.nn.Linear(2, 2), BASE, HERE)
+    frozen = make_engine(example_model().requires_grad_(False), BASE, HERE)
+    with pytest.raises(InputError, match='no weight of BertForSequenceClassification trains'): Trainer(frozen, store, BASE, folder=tmp_path / 'run').fit(TRAIN, VALID)
+    assert not (tmp_path / 'run').exists()
 
 
 def test_a_run_is_a_plain_loop(store):

@@ -11,6 +11,7 @@ from transformers import Trainer as TheirTrainer
 from optkit.data import IGNORED, InputError, example_table, word_tokenizer
 from optkit.engine import example_model
 from optkit.hardware import hardware_with, known_gpu
+from optkit.hf import store_of
 from optkit.status import status
 from optkit.trainer import FitResult, from_hf
 
@@ -278,3 +279,67 @@ def test_each_gpu_that_a_process_sees_has_a_batch(tmp_path):
 
 
 def test_no_clipping_is_carried_over(tmp_path): assert from_hf(script_of_a_classifier(tmp_path, max_grad_norm=None), HERE).config.max_grad_norm == 0
+
+
+# --- what people's rows and arguments are like
+
+ROW = dict(input_ids=[2, 5, 6, 3], attention_mask=[1] * 4, labels=1)
+
+@pytest.mark.parametrize('row, said', [(dict(labels='yes'), "label 'yes', expected a whole number"), (dict(labels=.5), 'label 0.5, expected a whole number'), (dict(labels=float('nan')), 'label nan'), (dict(labels=None), 'has no label'),
+                                       (dict(input_ids=[[2, 5, 6, 3]], attention_mask=[[1] * 4]), r'input_ids are \[\[2, 5, 6, 3\]\], expected one list of whole numbers a row'), (dict(input_ids=['w1', 'w2', 'w3', 'w4']), 'input_ids are'),
+                                       (dict(input_ids=torch.tensor([[2, 5, 6, 3]])), 'return_tensors gives a batch'), (dict(attention_mask=[1] * 3), 'attention_mask are'), (dict(token_type_ids=[0] * 5), 'token_type_ids are'), (dict(input_ids=3), 'input_ids are 3')], ids=range(10))
+def test_a_row_that_is_none_is_named(row, said):
+    with pytest.raises(InputError, match='row 2.*' + said): store_of([[ROW, {**ROW, **row}]], example_model(), 0)
+    assert store_of([[ROW, {**ROW, 'labels': np.int64(0)}, {**ROW, 'labels': torch.tensor(1.)}]], example_model(), 0).labels.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize('outputs, labels, said', [(1, float('nan'), 'label nan, expected finite numbers'), (3, [1., 0.], r'label \[1.0, 0.0\], expected finite numbers, as many in each row'), (3, 'a', "label 'a'")], ids=range(3))
+def test_labels_of_other_tasks_are_numbers_too(outputs, labels, said):
+    with pytest.raises(InputError, match='row 2 has the ' + said): store_of([[dict(ROW, labels=[1., 0., 1.] if outputs > 1 else 2.5), dict(ROW, labels=labels)]], example_model(outputs), 0)
+
+
+def test_tags_are_numbers():
+    model = transformers.BertForTokenClassification(transformers.BertConfig(vocab_size=204, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, num_labels=3))
+    with pytest.raises(InputError, match=r"row 1 has the labels \['O', 'O', 'O', 'O'\], expected one whole number a token"): store_of([[dict(ROW, labels=['O'] * 4)]], model, 0)
+
+
+def test_a_checkpoint_at_each_share_of_the_steps(tmp_path):
+    share = lambda **k: from_hf(script_of_a_classifier(tmp_path, save_strategy='steps', load_best_model_at_end=False, **k), HERE).config.save_every
+    assert share(save_steps=.5) == 28 and share(save_steps=.3, max_steps=10) == 3 and share(save_steps=14) == 14  # of 14 epochs of 4 steps
+
+
+def test_a_metric_that_is_made_batch_by_batch(tmp_path):
+    def compute_metrics(pred, compute_result=False):
+        assert isinstance(pred.predictions, torch.Tensor) and isinstance(pred.label_ids, torch.Tensor)
+        return dict(agreement=float((pred.predictions.argmax(1) == pred.label_ids).float().mean())) if compute_result else {}
+    theirs = script_of_a_classifier(tmp_path, per_device_eval_batch_size=64)
+    theirs.compute_metrics, theirs.args.batch_eval_metrics = compute_metrics, True
+    ours = from_hf(theirs, HERE, epochs=2)
+    assert ours.left_out == [] and ours.fit().score == pytest.approx(theirs.evaluate()['eval_agreement'])
+
+
+def test_a_metric_that_lacks_what_it_asked_for_says_so(tmp_path):
+    theirs = script_of_a_classifier(tmp_path, include_for_metrics=['inputs'])
+    theirs.compute_metrics = lambda pred: dict(agreement=float(len(pred.inputs)))
+    with pytest.raises(InputError, match='compute_metrics failed .TypeError.*but not inputs .include_for_metrics.'): from_hf(theirs, HERE).fit()
+
+
+def test_their_sum_over_micro_batches_is_said(tmp_path):
+    "Of a model whose class takes keywords for its loss and does not divide by their number, a step of theirs is the sum over micro-batches: the same steps of AdamW, other gradients to clip"
+    same = dict(per_device_train_batch_size=16, gradient_accumulation_steps=4, num_train_epochs=4, optim='adamw_torch', label_smoothing_factor=0., max_grad_norm=0., eval_strategy='no', save_strategy='no', load_best_model_at_end=False, lr_scheduler_type='linear', adam_epsilon=1e-12)
+    theirs, ours = script_of_a_classifier(tmp_path / 'a', **same), from_hf(script_of_a_classifier(tmp_path / 'b', **same), HERE)
+    said = [line for line in ours.left_out if line.startswith('gradient_accumulation_steps=4: ')]
+    theirs.callback_handler.callbacks = [c for c in theirs.callback_handler.callbacks if not isinstance(c, EarlyStoppingCallback)]
+    theirs.train()
+    want, found = [l['loss'] for l in theirs.state.log_history if 'loss' in l], [e.train_loss for e in ours.trainer.epochs(ours.train, ours.valid)]
+    assert [w / f for w, f in zip(want, found)] == pytest.approx([4. if said else 1.] * 4, rel=2e-3)
+    for change in (dict(gradient_accumulation_steps=1), dict(label_smoothing_factor=.1)):
+        assert not any('gradient_accumulation' in line for line in from_hf(script_of_a_classifier(tmp_path, **same | change), HERE).left_out)
+    assert not any('gradient_accumulation' in line for line in from_hf(script_of_a_language_model(tmp_path), HERE).left_out)
+
+
+def test_a_run_folder_without_rows_to_evaluate_on_holds_the_model(tmp_path):
+    theirs = script_of_a_language_model(tmp_path, evaluate=False)
+    from_hf(theirs, HERE, folder=tmp_path / 'run', epochs=2).fit()
+    kept = type(theirs.model).from_pretrained(tmp_path / 'run' / 'model')
+    assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), theirs.model.parameters()))
