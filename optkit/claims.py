@@ -950,12 +950,12 @@ def read_ledger(
     "A ledger from the disk. Raises `InputError` for a file that is broken or of another version."
     path = Path(path)
     try: data = read_json(path)
-    except (OSError, ValueError) as exc: raise InputError(f"{path}: cannot be read as a ledger ({str(exc).splitlines()[0][:160]}); give another --out, it was left as it is") from None
-    if not isinstance(data, dict) or data.get('kind') != KIND: raise InputError(f'{path}: is no ledger of claims; give another --out, it was left as it is')
-    if data.get('format') != FORMAT: raise InputError(f"{path}: is of format {data.get('format')}, this version reads {FORMAT}; give another --out, it was left as it is")
+    except (OSError, ValueError) as exc: raise InputError(f"{path}: cannot be read as a ledger ({str(exc).splitlines()[0][:160]}); take another file, it was left as it is") from None
+    if not isinstance(data, dict) or data.get('kind') != KIND: raise InputError(f'{path}: is no ledger of claims; take another file, it was left as it is')
+    if data.get('format') != FORMAT: raise InputError(f"{path}: is of format {data.get('format')}, this version reads {FORMAT}; take another file, it was left as it is")
     rows = data.get('rows')
-    if not isinstance(rows, list) or {r.get('claim') for r in rows if isinstance(r, dict)} != set(all_claims()): raise InputError(f'{path}: its rows are not the {len(all_claims())} claims of this version; give another --out, it was left as it is')
-    if not isinstance(data.get('settings'), dict) or not isinstance(data.get('provenance'), dict) or not all({'passes', 'rounds', 'cost_s', 'verdicts', 'reason'} <= r.keys() for r in rows): raise InputError(f'{path}: parts of the ledger are missing; give another --out, it was left as it is')
+    if not isinstance(rows, list) or {r.get('claim') for r in rows if isinstance(r, dict)} != set(all_claims()): raise InputError(f'{path}: its rows are not the {len(all_claims())} claims of this version; take another file, it was left as it is')
+    if not isinstance(data.get('settings'), dict) or not isinstance(data.get('provenance'), dict) or not all({'passes', 'rounds', 'cost_s', 'verdicts', 'reason'} <= r.keys() for r in rows): raise InputError(f'{path}: parts of the ledger are missing; take another file, it was left as it is')
     return data
 
 def check_same_run(path, data: dict, settings: dict):

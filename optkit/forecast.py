@@ -100,7 +100,8 @@ class Forecast:
     def __repr__(self):
         if not self.left: return f'{self.done} trials in {_time(self.spent_s)}, none to come'
         head = f'{self.done} trials in {_time(self.spent_s)}, {self.left} to come: '
-        if self.mid is None: return head + f'between {_time(self.bounds[0])} and {_time(self.bounds[1])} of computing time; {self.reason}'
+        ends = [*map(_time, self.bounds)]
+        if self.mid is None: return head + (f'between {ends[0]} and {ends[1]}' if ends[0] != ends[1] else f'about {ends[0]}') + f' of computing time; {self.reason}'
         tried = f'such intervals held {self.coverage:.0%} of {self.backtests} times in this study' if self.backtests else 'not tried yet in this study'
         wide = '' if self.useful else '; too wide to plan with, so set a budget'
         return head + f'{_time(self.mid)} of computing time ({self.confidence:.0%}: {_time(self.low)} to {_time(self.high)}; {tried}{wide})'
@@ -181,7 +182,7 @@ def forecast_before(
     whole = min(n_trials, getattr(strategy, 'sized', lambda s: strategy)(shape).first or 0) if hasattr(strategy, 'first') else 0
     low = whole * epochs + (n_trials - whole) * first
     return Forecast(0, n_trials, 0., (build_s + low * seconds_per_epoch, build_s + n_trials * folds * epochs * seconds_per_epoch), None, None, None, .8, None, 0,
-                    float(n_trials * folds * epochs), workers, f'before the start: {low:,} to {n_trials * folds * epochs:,} epochs of {seconds_per_epoch:.3g} s')
+                    float(n_trials * folds * epochs), workers, 'before the start: ' + (f'{low:,} to ' if low < n_trials * folds * epochs else '') + f'{n_trials * folds * epochs:,} epochs of {seconds_per_epoch:.3g} s')
 
 # %% ../nbs/04c_forecast.ipynb #6b3ce482
 def build_bill(

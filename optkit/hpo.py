@@ -317,6 +317,7 @@ def _open_study(plan: Plan, place: Place) -> optuna.Study:
     settings = before or plan.settings()
     study.set_user_attr('optkit', settings) # written again, so that a storage that can only be read is seen
     if plan.shape.seed != settings['seed']: plan.shape = Shape(plan.shape.folds, plan.shape.epochs, plan.shape.trials, settings['seed']) # a study keeps its first seed
+    if isinstance(metric := getattr(plan.runner, 'metric', None), str) and study.user_attrs.get('metric') != metric: study.set_user_attr('metric', metric) # its name, so that a loss is shown as it is
     used = [*study.user_attrs.get('strategies', [])]
     if repr(plan.strategy) not in used[-1:]: study.set_user_attr('strategies', used + [repr(plan.strategy)])
     with silent(): study.sampler = _sampler(plan, begun)

@@ -457,7 +457,7 @@ def _sizes(self: Job): # of micro-batches, as fields of `TrainConfig`
 @patch
 def _do_train(self: Job):
     store, _, folds = self._ready()
-    config = self._base(epochs=self._plan['epochs'] + 2, patience=2, **self._sizes())
+    config = self._base(epochs=self._plan['epochs'] + (0 if self.config.epochs else 2), patience=2, **self._sizes()) # a number that was asked for is kept to
     result = Trainer(self._engine_now(), store, config, self.progress).fit(*folds[0])
     for d in result.decisions: self.decide(f"training, {d['what']}", d['value'], f"step {d['step']}: {d['reason']}")
     self.say(f'first training: {result}')

@@ -93,6 +93,7 @@ def test_a_forecast_while_nothing_completes():
 
 def test_before_the_start_there_are_bounds():
     none, racing, asha = (forecast_before(400, 5, 100, 2., s) for s in ('none', 'racing', 'asha'))
+    assert 'between' not in repr(none) and 'about 4.6 days' in repr(none) and 'between' in repr(racing)
     assert none.bounds == (400_000., 400_000.) and racing.bounds == ((20 * 100 + 380 * 9) * 2., 400_000.) and asha.bounds[0] == 400 * 3 * 2. and racing.mid is None
     curves = SyntheticCurves()
     costs = simulate(curves, 'racing', 100, 0, optimum=0.).spent[-1]
