@@ -244,8 +244,8 @@ def run(a):
     s, (calls, kept) = Setting(a), (_read_json(Path(a.state) / f'{name}.json', empty) for name, empty in (('calls', []), ('fresh', {})))
     whole = studies_of(a) if (Path(a.state) / 'study.db').is_file() else {}
     said(f'prepared in {s.prepared:.1f} s; {len(whole)} of {len(a.strategies) * a.study_seeds} studies are whole; a study that stops nothing takes about {np.mean([*s.evaluation.values()]) * a.trials * a.folds * a.evaluations:.0f} s')
-    done, where = False, where_of(a, s)
-    write_json(Path(a.state) / 'where.json', where)
+    done = False
+    write_json(Path(a.state) / 'where.json', where_of(a, s)) # also for a call that is killed
     try:
         for seed in a.seeds:
             for strategy in a.strategies:
@@ -255,6 +255,7 @@ def run(a):
         done = True
     except Enough: pass
     finally: _close(a)
+    write_json(Path(a.state) / 'where.json', where := where_of(a, s)) # again: the engine may have noted what did not work
     path = save(a, where, calls, kept)
     _close(a)
     said(f'all is done: {path}' if done else f'not done yet, the same call goes on with what is in {a.state}' + (f'; so far: {path}' if path else ''))
@@ -322,6 +323,7 @@ def where_of(a, s):
 def gather(a):
     "What calls with folders of their own have done, in one folder and one record; a study that is in several is taken from where it has most trials"
     folders = [Path(f) for f in a.gather]
+    if len({f.resolve() for f in folders}) < len(folders): raise InputError('a folder is named twice, expected one for each call')
     for f in folders:
         if missing := [n for n in ('study.db', 'where.json') if not (f / n).is_file()]: raise InputError(f'{f} has no {" and no ".join(missing)}, expected the folder of a call (--state)')
     if Path(a.state).exists() and any(Path(a.state).iterdir()): raise InputError(f'{a.state} is not empty, expected a new folder for what is gathered')

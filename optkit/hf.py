@@ -138,7 +138,7 @@ def _row_of(item, number):
     label = next((_flat(item[k]) for k in ('labels', 'label', 'label_ids') if item.get(k) is not None), None)
     ids, mask, types = (_flat(item.get(k)) for k in ('input_ids', 'attention_mask', 'token_type_ids'))
     for name, values in (('input_ids', ids), ('attention_mask', mask), ('token_type_ids', types)):
-        if values is not None and not (isinstance(values, (list, tuple)) and len(values) == len(ids) and isinstance((*values[:1], 0)[0], Integral)):
+        if (values is not None or name == 'input_ids') and not (isinstance(values, (list, tuple)) and len(values) == len(ids) and isinstance((*values[:1], 0)[0], Integral)):
             raise InputError(f'row {number}: {name} are {_shown(values)}, expected one list of whole numbers a row, as long as input_ids (a tokenizer with return_tensors gives a batch instead)')
     keep = [n for n in range(len(ids)) if mask is None or mask[n]]
     each = isinstance(label, list) and len(label) == len(ids)

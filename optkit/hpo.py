@@ -257,11 +257,12 @@ def _plan(runner_or_trainer, space, n_trials, budget, folds, epochs, strategy, s
     if n_trials is None and budget is None: raise InputError("neither n_trials nor budget is given; expected n_trials=40, budget='8h' or both")
     _whole('n_trials', n_trials, 1, optional=True); _whole('workers', workers, 1); _whole('seed', seed, 0)
     _whole('epochs', epochs, 1, optional=True)
+    if isinstance(folds, Integral): _whole('folds', folds, 1)
     runner, space = _as_runner(runner_or_trainer, folds, seed), as_space(space)
     folds = int(folds) if isinstance(folds, Integral) else len(folds)
     _whole('folds', folds, 1)
-    epochs = _epochs_of(runner, epochs, space)
     for params in space.samples if hasattr(runner, 'check') else (): runner.check(params)
+    epochs = _epochs_of(runner, epochs, space)
     _check_first(first, space)
     with silent(): strategy, shape = as_strategy(strategy), Shape(folds, epochs, n_trials, seed)
     if len(directions) > 1:
@@ -280,7 +281,8 @@ def _epochs_of(runner, epochs, space):
     "Values that a fold gives at most. A Trainer knows how many it trains, or the space does."
     if not isinstance(runner, TrainerRunner): return getattr(runner, 'epochs', None) if epochs is None else epochs
     found = json_to_distribution(space.known['epochs']) if 'epochs' in space.known else None
-    most = max([p['epochs'] for p in space.samples if 'epochs' in p] + ([] if found is None else [max(found.choices) if hasattr(found, 'choices') else found.high]), default=None)
+    ends = () if found is None else getattr(found, 'choices', None) or (found.high,)
+    most = max([*(p['epochs'] for p in space.samples if 'epochs' in p), *(v for v in ends if isinstance(v, Integral))], default=None) # a function may draw words for them
     if epochs is None: return max(runner.epochs, most or 0)
     if most is None and epochs != runner.epochs: raise InputError(f'epochs is {epochs}, but the Trainer is configured for {runner.epochs}; leave epochs out, or set it in TrainConfig')
     if most is not None and epochs < most: raise InputError(f'epochs is {epochs}, but the space goes up to {most}; leave epochs out')
@@ -369,10 +371,11 @@ def _is_stale(study, trial, locked):
 def _interrupt(study, trial):
     "First ask again, then close: a kill between the two leaves one too many to be swept, not one too few"
     again = any(t.user_attrs.get('resumed_from') == trial.number for t in study.get_trials(deepcopy=False))
-    if trial.params and not again:
+    known = {**trial.system_attrs.get('fixed_params', {}), **trial.params} # also what waited in the queue and was not drawn yet
+    if known and not again:
         done = {k: v for k, v in trial.user_attrs.items() if k not in ('worker', 'interrupted', 'ended', 'spent', 'reason', 'stopped_after', 'resumed_from')} # its folds, and what others noted
         if 'spent' in trial.user_attrs: done['folds'] = {'scores': [], **done.get('folds', {}), **trial.user_attrs['spent']}
-        study.enqueue_trial(trial.params, user_attrs=dict(done, resumed_from=trial.number))
+        study.enqueue_trial(known, user_attrs=dict(done, resumed_from=trial.number))
     try:
         study._storage.set_trial_user_attr(trial._trial_id, 'interrupted', True)
         study._storage.set_trial_state_values(trial._trial_id, state=TrialState.FAIL)

@@ -60,7 +60,7 @@ def test_seeds_beside_each_other_are_gathered(pack, monkeypatch):
     curves = read_json(pack / 'out' / f'study-real-curves-{gathered["provenance"]["card"] or "cpu"}.json')
     assert len(curves['rows']) == 6 and {r['seed'] for r in curves['rows']} == {0, 1}
     before = sorted((f.name, f.stat().st_size) for f in (pack / 'all').iterdir())
-    for wrong, words in ((('--gather', str(pack / 'zero'), '--state', str(pack / 'all')), 'not empty'), (('--gather', str(pack / 'out'), '--state', str(pack / 'new')), 'no study.db'), (('--gather', str(pack / 'other'), str(pack / 'one'), '--state', str(pack / 'new')), 'differ')):
+    for wrong, words in ((('--gather', str(pack / 'zero'), '--state', str(pack / 'all')), 'not empty'), (('--gather', str(pack / 'out'), '--state', str(pack / 'new')), 'no study.db'), (('--gather', str(pack / 'one'), str(pack / 'zero'), str(pack / 'out' / '..' / 'one'), '--state', str(pack / 'new')), 'named twice'), (('--gather', str(pack / 'other'), str(pack / 'one'), '--state', str(pack / 'new')), 'differ')):
         if words == 'differ':
             (pack / 'other').mkdir()
             for f in ('study.db', 'where.json'): (pack / 'other' / f).write_bytes((pack / 'zero' / f).read_bytes())
@@ -68,6 +68,15 @@ def test_seeds_beside_each_other_are_gathered(pack, monkeypatch):
         with pytest.raises(InputError, match=words): study.main([*wrong, '--strategies', 'none', '--out', str(pack / 'out')])
     assert sorted((f.name, f.stat().st_size) for f in (pack / 'all').iterdir()) == before and not (pack / 'new').exists()
     with pytest.raises(SystemExit): study.parse(['--seeds', '3'])
+
+
+def test_what_the_engine_came_to_is_in_the_record(pack, monkeypatch):
+    plain = study.run_study
+    def noted(s, *args):
+        monkeypatch.setattr(type(s.engine), '__repr__', lambda engine: 'no CUDA graphs')
+        return plain(s, *args)
+    monkeypatch.setattr(study, 'run_study', noted)
+    assert read_json(call(pack, '--strategies', 'none'))['provenance']['engine'] == read_json(pack / 'state' / 'where.json')['provenance']['engine'] == 'no CUDA graphs'
 
 
 def test_folds_and_seconds_are_those_of_the_study(pack):

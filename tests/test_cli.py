@@ -1,5 +1,6 @@
 "The command line: options and settings of every command, what goes where, and exit codes"
 import errno
+import io
 import json
 import os
 import signal
@@ -7,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
 import torch
 
 from made_up import model_and_pairs
-from optkit.cli import app, main
+from optkit.cli import _show, app, main
 from optkit.storage import StorageLost
 from optkit.timing import read_json
 from optkit.trainer import TrainConfig
@@ -271,6 +273,14 @@ open('code', 'w').write(str(main(['report', 'run'])))"""
     (tmp_path / 'run').mkdir(); (tmp_path / 'run' / 'run.json').write_text(json.dumps(dict(version=1, title='t', command='c', settings={}, fingerprint={}, started='')))
     subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=os.environ | dict(PYTHONPATH=str(ROOT)), capture_output=True, check=True)
     assert (tmp_path / 'code').read_text() == '0' and (tmp_path / 'run' / 'report.html').is_file()
+
+
+@pytest.mark.parametrize('encoding', ['ascii', 'utf-8', 'latin-1'])
+def test_what_a_stream_does_not_know_leaves_json_whole(encoding):
+    out, said = io.TextIOWrapper(io.BytesIO(), encoding, errors='backslashreplace'), dict(why='3 µs → ü \N{GRINNING FACE}')
+    _show(SimpleNamespace(as_json=True, out=out, lines=[]), ('', said))
+    out.flush()
+    assert json.loads(out.buffer.getvalue()) == said
 
 
 def test_a_folder_whose_name_is_no_utf8_is_refused_before_anything_is_written(folder, tmp_path, capsys):

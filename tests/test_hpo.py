@@ -600,7 +600,7 @@ BAD = {
     'an empty space': (dict(space={}), 'the space is empty'),
     'a space of numbers': (dict(space=dict(lr=1e-3)), "space: 'lr' is 0.001"),
     'a space that is a number': (dict(space=3), 'space is 3'),
-    'folds 0': (dict(folds=0), 'folds is 0'), 'folds as text': (dict(folds='5'), 'row numbers go with a Trainer'),
+    'folds 0': (dict(folds=0), 'folds is 0'), 'folds that are a truth value': (dict(folds=True), 'folds is True'), 'folds as text': (dict(folds='5'), 'row numbers go with a Trainer'),
     'epochs 0': (dict(epochs=0), 'epochs is 0'), 'half an epoch': (dict(epochs=.5), 'epochs is 0.5'),
     'n_trials 0': (dict(n_trials=0), 'n_trials is 0'), 'neither trials nor budget': (dict(n_trials=None), "neither n_trials nor budget"),
     'a budget that is no time': (dict(budget='soon'), "budget is 'soon'"), 'a negative budget': (dict(budget=-1), 'budget is -1'),
@@ -773,7 +773,7 @@ def test_the_metric_of_a_trainer_is_that_of_its_search(trainer):
 
 @pytest.mark.parametrize('space, epochs, said', [(['lr=3e-4..1e-2:log'], 4, 'epochs is 4, but the Trainer is configured for 3'), (['epochs=1..5'], 4, 'epochs is 4, but the space goes up to 5'), (['epochs=1,5'], 3, 'goes up to 5'),
                                                  (['schedule=linear,polynomial'], None, "schedule is 'polynomial'"), (['effective_batch=0..8'], None, 'effective_batch is 0'), (['learning_rate=0.0..1.0'], None, r"no \['learning_rate'\]"),
-                                                 (lambda trial: dict(lr=trial.suggest_float('lr', -1., 1.)), None, 'lr is -'), (['adapter_rank=2,4'], None, 'belong to the engine')], ids=range(8))
+                                                 (lambda trial: dict(lr=trial.suggest_float('lr', -1., 1.)), None, 'lr is -'), (['adapter_rank=2,4'], None, 'belong to the engine'), (['epochs=few,many'], None, "epochs is 'few'"), (['epochs=2,4.5'], None, 'epochs is 4.5')], ids=range(10))
 def test_what_a_trainer_cannot_do_is_said_before_it_begins(trainer, tmp_path, space, epochs, said):
     steps = []
     trainer.on_step = lambda *step: steps.append(step)
@@ -783,6 +783,8 @@ def test_what_a_trainer_cannot_do_is_said_before_it_begins(trainer, tmp_path, sp
 
 
 def test_epochs_that_a_space_gives_may_be_more_than_those_of_the_trainer(trainer):
+    words = lambda trial: dict(epochs=dict(few=4, many=5)[trial.suggest_categorical('epochs', ['few', 'many'])])
+    assert tune(trainer, words, 1, folds=2, storage='memory', progress=False, strategy='none').user_attrs['optkit']['epochs'] == 5
     for space in (['epochs=5,5'], lambda trial: dict(epochs=trial.suggest_int('epochs', 5, 5)), lambda trial: dict(lr=trial.suggest_float('lr', 1e-4, 1e-3), epochs=5)):
         study = tune(trainer, space, 1, folds=2, storage='memory', progress=False, strategy='none')
         assert [len(c) for c in curves(study.trials[0], 5)] == [5, 5]
@@ -857,6 +859,22 @@ def test_trials_that_wait_in_a_study_made_by_hand_come_first(storage):
     study = run(simulated_runner(), 3, storage=place.storage, first=[dict(lr=2e-3, weight_decay=.25)])
     assert [t.params['lr'] for t in study.trials[:2]] == [1e-3, 2e-3] and study.trials[0].user_attrs['note'] == 'mine'
     assert [t.params['lr'] for t in run(simulated_runner(), 4, storage=place.storage, first=[dict(lr=2e-3, weight_decay=.25)]).trials].count(2e-3) == 1
+
+
+def test_a_trial_that_waited_is_not_lost_when_its_parameters_were_not_all_drawn(storage):
+    draws = itertools.count()
+    def space(trial):
+        if (n := next(draws)) == 20: raise KeyboardInterrupt  # behind the draws that look at the space
+        lr = trial.suggest_float('lr', 1e-5, 1e-1, log=True)
+        if n == 41: raise KeyboardInterrupt
+        return dict(lr=lr, weight_decay=trial.suggest_float('weight_decay', 1e-3, 1., log=True))
+    place = open_storage(storage)
+    optuna.create_study(storage=place.storage, study_name='study', direction='maximize').enqueue_trial(dict(lr=1e-3, weight_decay=.5), user_attrs=dict(note='mine'))
+    go = lambda: tune(simulated_runner(), space, 1, folds=2, storage=place.storage, progress=False)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt): go()
+    last = go().trials[-1]
+    assert last.params == dict(lr=1e-3, weight_decay=.5) and last.user_attrs['note'] == 'mine' and ended(last) == 'complete'
 
 
 def test_an_empty_study_of_another_direction_is_refused(storage):

@@ -287,7 +287,7 @@ ROW = dict(input_ids=[2, 5, 6, 3], attention_mask=[1] * 4, labels=1)
 
 @pytest.mark.parametrize('row, said', [(dict(labels='yes'), "label 'yes', expected a whole number"), (dict(labels=.5), 'label 0.5, expected a whole number'), (dict(labels=float('nan')), 'label nan'), (dict(labels=None), 'has no label'),
                                        (dict(input_ids=[[2, 5, 6, 3]], attention_mask=[[1] * 4]), r'input_ids are \[\[2, 5, 6, 3\]\], expected one list of whole numbers a row'), (dict(input_ids=['w1', 'w2', 'w3', 'w4']), 'input_ids are'),
-                                       (dict(input_ids=torch.tensor([[2, 5, 6, 3]])), 'return_tensors gives a batch'), (dict(attention_mask=[1] * 3), 'attention_mask are'), (dict(token_type_ids=[0] * 5), 'token_type_ids are'), (dict(input_ids=3), 'input_ids are 3')], ids=range(10))
+                                       (dict(input_ids=torch.tensor([[2, 5, 6, 3]])), 'return_tensors gives a batch'), (dict(attention_mask=[1] * 3), 'attention_mask are'), (dict(token_type_ids=[0] * 5), 'token_type_ids are'), (dict(input_ids=3), 'input_ids are 3'), (dict(input_ids=None), 'input_ids are None')], ids=range(11))
 def test_a_row_that_is_none_is_named(row, said):
     with pytest.raises(InputError, match='row 2.*' + said): store_of([[ROW, {**ROW, **row}]], example_model(), 0)
     assert store_of([[ROW, {**ROW, 'labels': np.int64(0)}, {**ROW, 'labels': torch.tensor(1.)}]], example_model(), 0).labels.tolist() == [1, 0, 1]
