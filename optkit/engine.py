@@ -312,7 +312,7 @@ def set(self: Engine,
     class_weights=None # [classes], see `TrainConfig`; (): none
 ):
     "Values of the next steps; none of them is built into the step"
-    given, head = len(() if class_weights is None else class_weights), getattr(self.model.config, 'num_labels', None)
+    given, head = len(() if class_weights is None else class_weights), getattr(getattr(self.model, 'config', None), 'num_labels', None)
     if given and head and given != head: raise InputError(f'{given} class_weights for a head of {head} classes') # before anything is set
     for name, value in dict(lr=lr, betas=betas, eps=eps).items():
         for group in self.optimizer.param_groups if value is not None else (): _put(group, name, value)

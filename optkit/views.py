@@ -408,7 +408,7 @@ class StudyView(View):
         inode = self.file.stat().st_ino if self.file.is_file() else None
         if self.study is None or inode != self.inode: self.study, self.inode = open_study(self.path, self.name), inode # also where a fresh study took its place
         with study_problems(self.file): self.maximise, rows, self.settings = sign_of(self.study) > 0, trial_rows(self.study), self.study.user_attrs.get('optkit', {})
-        named = self.study.user_attrs.get('metric') # of a search by optkit; another study says by its values what it is
+        named = self.settings and self.study.user_attrs.get('metric') # of a search by optkit; another study says by its values what it is
         self.sign = -1 if self.maximise and (signed(named, 1) < 0 if named else all((r['value'] or 0) <= 0 for r in rows)) else 1 # a loss is searched for as its negative; another metric has either sign
         done = sum(r['state'] != 'running' for r in rows)
         if done != self.known[0]: self.known = done, _importance(self.study, rows), self._ahead(done) # only a trial that ended changes them

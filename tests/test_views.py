@@ -205,7 +205,7 @@ def test_values_by_epoch_are_lines_of_folds_and_the_best_trial_stands_out(study)
 @pytest.mark.parametrize('values, shown, metric', [((-.5, -.25), -1, None), ((-.2, .1), 1, None), ((.2, .4), 1, None), ((-.5, -.25), 1, 'matthews'), ((-.5, -.25), -1, 'loss')], ids=['a loss', 'correlations', 'scores', 'bad correlations', 'a named loss'])
 def test_values_keep_their_sign_unless_they_are_losses(tmp_path, values, shown, metric):
     study = optuna.create_study(direction='maximize', study_name='s', storage=f'sqlite:///{tmp_path}/study.db')
-    if metric: study.set_user_attr('metric', metric)
+    if metric: study.set_user_attr('metric', metric); study.set_user_attr('optkit', dict(folds=1))
     for v in values: study.add_trial(optuna.trial.create_trial(value=v))
     view = study_view(tmp_path)
     assert view.sign == shown and f'with {shown * max(values):.4f}' in view.words() and views._best_line(view)[1] == [shown * max(values[:n + 1]) for n in range(len(values))]
