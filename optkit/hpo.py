@@ -30,7 +30,7 @@ from .data import InputError
 from .folds import check_folds, strata_of, stratified_folds
 from .metrics import signed
 from .simulator import Replay, replay, simulated_runner
-from .storage import Place, is_dead, losing, move_aside, open_storage, put_back, sign_of, silent, sqlite_storage, worker_id, writing
+from .storage import Place, StorageLost, is_dead, losing, move_aside, open_storage, put_back, sign_of, silent, sqlite_storage, worker_id, writing
 from .strategies import Course, History, Shape, Strategy, as_strategy, default_sampler, follow, told_value
 from .trainer import TrainConfig, Trainer, fold_runner, trial_config
 
@@ -853,8 +853,10 @@ def _run_workers(plan, place, study, storage, progress):
 def _work(plan, where, progress):
     place = open_storage(where)
     with place.lock(): study = _open_study(plan, place)
-    try: Search(plan, place, study, None, None, print, progress).run()
+    try:
+        with losing(plan.name): Search(plan, place, study, None, None, print, progress).run()
     except KeyboardInterrupt: raise SystemExit(130) from None
+    except StorageLost as exc: raise SystemExit(f'worker {os.getpid()}: {exc}') from None # a line on standard error, and 1
 
 # %% ../nbs/04_hpo.ipynb #9cc64f4b
 @dataclass(frozen=True)

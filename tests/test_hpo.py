@@ -1,6 +1,7 @@
 "Searches that stop, fail, are killed and go on; every verdict against an independent computation"
 import itertools, math, multiprocessing, os, pickle, signal, sqlite3, subprocess, sys, textwrap, threading, time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import optuna
@@ -850,6 +851,15 @@ def test_a_storage_that_gives_way_is_gone_on_with_by_the_same_process(tmp_path, 
     thread = threading.Thread(target=lambda: found.append(states(go())), daemon=True)
     thread.start(); thread.join(30)
     assert found == [[None] + ['complete'] * 3]
+
+
+def test_a_worker_whose_storage_gives_way_says_so_in_a_line(tmp_path, monkeypatch):
+    import optkit.hpo as module
+    def lost(self): raise optuna.exceptions.StorageInternalError('database or disk is full')
+    monkeypatch.setattr(module.Search, 'run', lost)
+    monkeypatch.setattr(module, '_open_study', lambda plan, place: None)
+    monkeypatch.setattr(module.Search, '__init__', lambda self, *a: None)
+    with pytest.raises(SystemExit, match='worker [0-9]+: the storage of study .s. cannot be written to any more .database or disk is full'): module._work(SimpleNamespace(name='s'), str(tmp_path / 's.db'), False)
 
 
 def test_trials_that_wait_in_a_study_made_by_hand_come_first(storage):
