@@ -6,11 +6,11 @@
 __all__ = ['SOURCES', 'TABLE', 'ENCODER_SHAPES', 'Choice', 'size', 'html_table', 'GPUProcess', 'GPU', 'CPU', 'Memory', 'Link',
            'links_text', 'Software', 'Hardware', 'hardware_from', 'slug', 'gpu_table', 'known_gpu', 'cgroup_folders',
            'Limits', 'cgroup_limits', 'usable_cores', 'look_at_cpu', 'look_at_memory', 'look_at_software',
-           'process_name', 'other_processes', 'slowed_by', 'ask_card', 'management_facts', 'link_kind', 'holds_code',
-           'wheel_index', 'install_advice', 'launch_problem', 'architecture', 'gpu_from', 'look_at_gpus',
-           'look_at_links', 'unusable_note', 'gpu_notes', 'unseen_note', 'machine_notes', 'detect', 'hardware_with',
-           'tf32_set', 'si', 'Measured', 'Roofline', 'product_formats', 'matrix_product', 'launches_for',
-           'model_shapes', 'roofline']
+           'process_name', 'other_processes', 'slowed_by', 'card_uuid', 'card_handle', 'ask_card', 'management_facts',
+           'link_kind', 'holds_code', 'wheel_index', 'install_advice', 'launch_problem', 'architecture', 'gpu_from',
+           'look_at_gpus', 'look_at_links', 'unusable_note', 'gpu_notes', 'unseen_note', 'machine_notes', 'detect',
+           'hardware_with', 'tf32_set', 'si', 'Measured', 'Roofline', 'product_formats', 'matrix_product',
+           'launches_for', 'model_shapes', 'roofline']
 
 # %% ../nbs/00_hardware.ipynb #32ab6b67
 import dataclasses, html, json, os, platform, re, shutil, statistics, sys, time
@@ -500,16 +500,33 @@ def slowed_by(tell):  # asks about a card: 'CurrentClocksEventReasons', ...
     return ', '.join(text for bit, text in _SLOW.items() if reasons & bit)
 
 
+def card_uuid(device):  # 'cuda', 'cuda:1', 'cpu', ...
+    "The name that the driver gives a card, 'GPU-...', in whatever order processes count them; None without a GPU or where torch does not tell. Starts CUDA."
+    if torch.device(device).type != 'cuda': return None
+    try: uuid = str(torch.cuda.get_device_properties(device).uuid)
+    except Exception: return None
+    return uuid if uuid.startswith(('GPU-', 'MIG-')) else f'GPU-{uuid}'
+
+
+def card_handle(nvml, card,  # the management library, started; 'GPU-...', or 'cuda', 'cuda:1', ... as this process counts
+                visible=None):  # what CUDA_VISIBLE_DEVICES holds; None: that of this process
+    "The management library's handle of a card. CUDA is not touched; raises what the library raises, and ValueError or IndexError for a card that is hidden"
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES') if visible is None else visible
+    name, index = card, int(card.partition(':')[2] or 0) if card.startswith('cuda') else None
+    if index is not None: name = index if visible is None else [n.strip() for n in visible.split(',')][index]
+    if isinstance(name, str) and name.startswith(('GPU-', 'MIG-')): return nvml.nvmlDeviceGetHandleByUUID(name)
+    return nvml.nvmlDeviceGetHandleByIndex(int(name))
+
+
 def ask_card(device):  # 'cuda', 'cuda:1', 'cpu', ...
     "A function `tell('ClockInfo', 1)` that asks the management library about a CUDA device and gives None where it does not answer; None without the library or card"
-    if torch.device(device).type != 'cuda': return None
+    if (uuid := card_uuid(device)) is None: return None
     try:
         import pynvml as nvml
         nvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-    except Exception: return None  # no library, no driver, or a torch without the number
+    except Exception: return None  # no library, no driver
     ask = _asker(nvml)
-    handle = ask('nvmlDeviceGetHandleByUUID', uuid if uuid.startswith(('GPU-', 'MIG-')) else f'GPU-{uuid}')
+    handle = ask('nvmlDeviceGetHandleByUUID', uuid)
     return None if handle is None else lambda name, *args: ask(f'nvmlDeviceGet{name}', handle, *args)
 
 

@@ -17,7 +17,7 @@ import torch
 from fastcore.basics import patch
 
 from .data import InputError
-from .hardware import size
+from .hardware import card_handle, card_uuid, size
 from .timing import mfu, read_json, write_json
 
 # %% ../nbs/02e_progress.ipynb #d4cde241
@@ -51,6 +51,7 @@ class Progress:
     seconds: float = 0. # since the run began
     seconds_left: float | None = None
     note: str = '' # the last decision, or the error
+    card: str | None = None # the GPU that computes, by the name its driver gives it (GPU-...); None without one
 
     def __repr__(self):
         show = lambda name, value, form: [] if value is None else [f'{name} {format(value, form)}']
@@ -80,7 +81,7 @@ class Meter:
     ):
         self.total, self.epochs, self.metric, self.device, self.peak, self.path, self.clock = total, epochs, metric, torch.device(device), peak, path, clock
         self.begun = self.since = clock()
-        self.first, self.last, self.note, self.score = None, None, '', None
+        self.first, self.last, self.note, self.score, self.card = None, None, '', None, card_uuid(self.device)
         self._clear()
 
     def _clear(self): self.rows = self.micro = self.tokens = self.steps = 0; self.flops = self.waited = 0.
@@ -113,7 +114,7 @@ def read(self: Meter,
     rates = {**self._rates(took), 'waiting': min(1., self.waited / took)} if self.steps else {n: getattr(self.last, n, None) for n in (*_RATES, 'waiting')}
     self.last = Progress(state, step, self.total, epoch, self.epochs, loss if loss is not None else getattr(self.last, 'loss', None), self.metric, self.score, **rates,
                          memory_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == 'cuda' else None, seconds=now - self.begun,
-                         seconds_left=per_step * max(0, self.total - step) if state == 'running' else 0., note=self.note)
+                         seconds_left=per_step * max(0, self.total - step) if state == 'running' else 0., note=self.note, card=self.card)
     self.since = now
     self._clear()
     if self.path is not None: write_progress(self.path, self.last)
@@ -203,14 +204,14 @@ class Beside:
 
 # %% ../nbs/02e_progress.ipynb #5fe47b6b
 def card_line(
-    device: str = 'cuda' # as torch names it
+    card: str = 'cuda' # as torch names it in this process, or as `Progress.card`
 ) -> str: # '' where the library gives nothing
     "Utilisation and memory of a card by NVIDIA's management library; CUDA is not touched"
     try:
         import pynvml
         pynvml.nvmlInit()
         try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.partition(':')[2] or 0))
+            handle = card_handle(pynvml, card)
             use, memory = pynvml.nvmlDeviceGetUtilizationRates(handle), pynvml.nvmlDeviceGetMemoryInfo(handle)
             return f'GPU busy {use.gpu}% of the time, {size(memory.used)} of {size(memory.total)} in use'
         finally: pynvml.nvmlShutdown()
@@ -219,7 +220,7 @@ def card_line(
 def live(
     folder: str | Path, # of the run
     every: float = 1., # seconds between two looks
-    card: str = 'cuda'
+    card: str | None = None # None: the one that the run says
 ): # a widget
     "A view of a run that refreshes itself; reads the run's file and the management library only"
     from ipywidgets import HTML
@@ -227,7 +228,7 @@ def live(
     def look():
         while True:
             now = read_progress(folder)
-            line = card_line(card)
+            line = card_line(card or (now and now.card) or 'cuda')
             view.value = (now._repr_html_() if now else 'no reading yet') + (f'<p>{escape(line)}</p>' if line else '')
             if now and now.state != 'running': return
             time.sleep(every)

@@ -20,7 +20,7 @@ from fastcore.basics import patch
 
 from .data import InputError
 from .engine import DEMO_MODEL
-from .hardware import Hardware, detect, gpu_table, hardware_with, known_gpu, si, size, slug
+from .hardware import Hardware, card_handle, detect, gpu_table, hardware_with, known_gpu, si, size, slug
 from .precision import CHANNELS_LAST, choose_cudnn_benchmark, choose_precision, import_problem
 from .progress import read_progress
 from .report import claims, read_committed
@@ -390,14 +390,14 @@ class Check:
     def __repr__(self): return f"[{'x' if self.ok else ' ' if self.ok is None else '!'}] {self.what}: {self.why}"
 
 def gpu_busy(
-    seconds: float = 2., every: float = .2, index: int = 0 # of the card, as the driver counts
+    seconds: float = 2., every: float = .2, card: str = 'cuda' # as torch names it in this process, or as `Progress.card`
 ) -> float | None: # share from 0 to 1; None: no card that tells
     "How busy a card is, by the management library; CUDA is not touched"
     try:
         import pynvml
         pynvml.nvmlInit()
         try:
-            handle, seen, until = pynvml.nvmlDeviceGetHandleByIndex(index), [], time.monotonic() + seconds
+            handle, seen, until = card_handle(pynvml, card), [], time.monotonic() + seconds
             while not seen or time.monotonic() < until: seen.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu); time.sleep(every)
             return float(np.mean(seen)) / 100
         finally: pynvml.nvmlShutdown()
@@ -405,7 +405,7 @@ def gpu_busy(
 
 def _check_busy(run, busy):
     if (now := run.get('progress')) is None or now.state != 'running': return Check('GPU busy above 90%', None, 'no training is running here now')
-    share = busy()
+    share = busy(now.card or 'cuda')
     return Check('GPU busy above 90%', None, 'no GPU that tells') if share is None else Check('GPU busy above 90%', share > .9, f'{share:.0%} of the last seconds')
 
 def _check_memory(run):
@@ -486,7 +486,7 @@ def status(
     convolutions = 0 if model is None else sum(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())
     loaded = getattr(getattr(model, 'config', None), '_attn_implementation', None)
     facts, table = Facts(config or _config_of(found), hw, found, convolutions, loaded), claims()
-    checks = (_check_busy(found, lambda: gpu_busy(seconds)), _check_memory(found), _check_speed(found, records, hw.card), _check_backends(facts), _check_loss(found), _check_clocks(hw))
+    checks = (_check_busy(found, lambda card: gpu_busy(seconds, card=card)), _check_memory(found), _check_speed(found, records, hw.card), _check_backends(facts), _check_loss(found), _check_clocks(hw))
     return Status(tuple(_row(o, facts, records, table) for o in OPTIMIZATIONS), checks, hw.card, None if run is None else str(run))
 
 # %% ../nbs/05c_status.ipynb #705cbb07

@@ -10,7 +10,7 @@ __all__ = ['BLUE', 'GREY', 'RED', 'GREEN', 'ORANGE', 'LOOKS', 'MOST_POINTS', 'SH
 # %% ../nbs/06_views.ipynb #0a2e3379
 import base64, io, math, os, threading, time
 from collections import deque
-from functools import lru_cache
+from functools import lru_cache, partial
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -53,21 +53,28 @@ class MachineReading:
 class MachineProbe:
     "Reads a machine; the management library is opened once"
     def __init__(self):
-        self.nvml, self.handles = None, ()
+        self.nvml, self.handles, self.names = None, (), ()
         try:
             import pynvml
             pynvml.nvmlInit()
             self.nvml = pynvml
             self.handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+            self.names = [self._tell(h, 'UUID') for h in self.handles] # as in `Progress.card`
         except Exception: pass # no library, no driver, no card
         psutil.cpu_percent(percpu=True) # the first answer is of no use
 
+    def _tell(self, handle, name, *args):
+        try: found = getattr(self.nvml, f'nvmlDeviceGet{name}')(handle, *args)
+        except Exception: return None # not on this card
+        return found.decode() if isinstance(found, bytes) else found
+
+    def number(self, card) -> int: # of a card by its name, or the first
+        return self.names.index(card) if card and card in self.names else 0
+
     def _card(self, handle):
-        def tell(name, *args):
-            try: return getattr(self.nvml, f'nvmlDeviceGet{name}')(handle, *args)
-            except Exception: return None # not on this card
+        tell = partial(self._tell, handle)
         name, use, memory, power, limit = tell('Name'), tell('UtilizationRates'), tell('MemoryInfo'), tell('PowerUsage'), tell('EnforcedPowerLimit')
-        return Card(name.decode() if isinstance(name, bytes) else name or 'GPU', use and use.gpu / 100, memory and memory.used, memory and memory.total, power and power / 1000, limit and limit / 1000,
+        return Card(name or 'GPU', use and use.gpu / 100, memory and memory.used, memory and memory.total, power and power / 1000, limit and limit / 1000,
                     tell('ClockInfo', 1), tell('MaxClockInfo', 1), tell('Temperature', 0), slowed_by(tell))
 
     def __call__(self) -> MachineReading:
@@ -200,14 +207,14 @@ class MachineView(View):
     def __init__(self, folder, gpu, keep):
         self.folder, self.gpu, self.probe, self.readings, self.progress = folder and Path(folder), gpu, MachineProbe(), deque(maxlen=keep), None
         if self.folder and not self.folder.is_dir(): raise InputError(f'{folder}: no such run folder')
-        if self.probe.handles and not 0 <= gpu < len(self.probe.handles): raise InputError(f'gpu {gpu}: the driver reports {len(self.probe.handles)}, numbered from 0')
+        if self.probe.handles and gpu is not None and not 0 <= gpu < len(self.probe.handles): raise InputError(f'gpu {gpu}: the driver reports {len(self.probe.handles)}, numbered from 0')
         time.sleep(.1) # processor use is a difference of two looks
         super().__init__(('machine', str(folder), gpu))
 
     def look(self):
-        r = self.probe()
-        self.readings.append(replace(r, cards=r.cards[self.gpu:self.gpu + 1]))
         if self.folder: self.progress = read_progress(self.folder)
+        r, n = self.probe(), self.probe.number(self.progress and self.progress.card) if self.gpu is None else self.gpu
+        self.readings.append(replace(r, cards=r.cards[n:n + 1]))
         return self.readings[-1]
 
     def limit(self) -> Choice: return limit_of([*self.readings][-5:], self.progress)
@@ -263,7 +270,7 @@ MachineView.draw, MachineView.widgets, MachineView.refresh = _draw_machine, _mac
 
 def watch(
     folder: str | Path | None = None, # run folder, for what the training says about itself
-    gpu: int = 0, # number of the card, as the driver counts
+    gpu: int | None = None, # number of the card, as the driver counts; None: the one that the run is on, else the first
     keep: int = 300 # readings that stay
 ) -> MachineView:
     "GPU and host at work, and what limits now: loader, host, memory, heat or the GPU itself"

@@ -509,3 +509,29 @@ def test_peaks_follow_from_the_parts():
         assert gpu.bandwidth == pytest.approx(bus / 8 * rate * 1e9, rel=.02), name
         assert gpu.peak['fp16'] == gpu.peak.get('bf16', gpu.peak['fp16']) and gpu.peak.get('tf32', gpu.peak['fp16'] / 2) == pytest.approx(gpu.peak['fp16'] / 2, rel=.02)
         if 'fp8' in gpu.peak: assert gpu.peak['fp8'] == pytest.approx(2 * gpu.peak['bf16'], rel=.02)
+
+
+@pytest.mark.parametrize('card, visible, found', [('cuda', None, 0), ('cuda:1', None, 1), ('cuda', '1', 1), ('cuda:1', '3, 2', 2), ('cuda', 'GPU-a', 'GPU-a'), ('GPU-b', '1', 'GPU-b'), ('MIG-c', None, 'MIG-c')])
+def test_the_card_that_a_process_counts(monkeypatch, card, visible, found):
+    from optkit.hardware import card_handle
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    if visible is not None: monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
+    library = SimpleNamespace(nvmlDeviceGetHandleByUUID=lambda name: name, nvmlDeviceGetHandleByIndex=lambda n: n)
+    assert card_handle(library, card) == found
+
+
+@pytest.mark.parametrize('card, visible', [('cuda:1', '0'), ('cuda', '')])
+def test_a_card_that_is_hidden(card, visible):
+    from optkit.hardware import card_handle
+    with pytest.raises((ValueError, IndexError)): card_handle(SimpleNamespace(nvmlDeviceGetHandleByIndex=lambda n: n), card, visible)
+
+
+def test_the_name_of_a_card(monkeypatch):
+    from optkit.hardware import card_uuid
+    assert card_uuid('cpu') is None
+    for told, name in (('ab-1', 'GPU-ab-1'), ('MIG-x', 'MIG-x')):
+        monkeypatch.setattr('torch.cuda.get_device_properties', lambda device, told=told: SimpleNamespace(uuid=told))
+        assert card_uuid('cuda:1') == name
+    def none(device): raise RuntimeError('no driver')
+    monkeypatch.setattr('torch.cuda.get_device_properties', none)
+    assert card_uuid('cuda') is None

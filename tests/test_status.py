@@ -185,12 +185,12 @@ def test_a_loss_that_is_no_number_is_seen(tmp_path):
 
 def test_a_busy_card_is_asked_only_while_a_training_runs(tmp_path, monkeypatch):
     import optkit.status as module
-    run = run_folder(tmp_path, run={}, progress=Progress('running', 5, 10, 1, 2, loss=.4))
+    run = run_folder(tmp_path, run={}, progress=Progress('running', 5, 10, 1, 2, loss=.4, card='GPU-2')) # not the first of the machine
     for share, ok in ((.95, True), (.5, False), (None, None)):
-        monkeypatch.setattr(module, 'gpu_busy', lambda seconds: share)
+        monkeypatch.setattr(module, 'gpu_busy', lambda seconds, card: share if card == 'GPU-2' else None)
         assert status(run=run, hardware=hardware_with(known_gpu('H100'))).checks[0].ok is ok
     write_progress(run / 'progress.json', Progress('finished', 5, 10, 1, 2, loss=.4))
-    monkeypatch.setattr(module, 'gpu_busy', lambda seconds: 1 / 0)
+    monkeypatch.setattr(module, 'gpu_busy', lambda seconds, card: 1 / 0)
     assert status(run=run, hardware=hardware_with(known_gpu('H100'))).checks[0].ok is None
 
 

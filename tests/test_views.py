@@ -45,6 +45,7 @@ class FakeNVML:
         if name == 'nvmlInit' or name == 'nvmlShutdown': return lambda: None
         if name == 'nvmlDeviceGetCount': return lambda: 2
         if name == 'nvmlDeviceGetHandleByIndex': return lambda n: n
+        if name == 'nvmlDeviceGetUUID': return lambda n: f'GPU-{n}'
         told = dict(nvmlDeviceGetName='GPU X', nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=93), nvmlDeviceGetMemoryInfo=SimpleNamespace(used=8 * 2**30, total=24 * 2**30), nvmlDeviceGetPowerUsage=250_000, nvmlDeviceGetEnforcedPowerLimit=350_000,
                     nvmlDeviceGetClockInfo=1700, nvmlDeviceGetMaxClockInfo=2100, nvmlDeviceGetTemperature=60, nvmlDeviceGetCurrentClocksEventReasons=0)
         def tell(handle, *args):
@@ -60,6 +61,15 @@ def test_a_card_is_read_and_one_that_tells_little_leaves_it_out(monkeypatch):
     view = watch()
     assert 'busy 93%' in view.words() and '250 of 350 W' in view.words() and 'limited by: GPU' in view.words() and set(view.series()[1]) == {'GPU busy', 'GPU memory', 'power', 'clock', 'CPU', 'busiest core', 'host memory'}
     assert 'GPU X' in watch(gpu=1).words() and 'GPU busy' not in watch(gpu=1).series()[1]
+
+
+@pytest.mark.parametrize('card, busy', [('GPU-0', True), ('GPU-1', False), ('GPU-gone', True), (None, True)])
+def test_the_card_of_a_run_is_looked_at(tmp_path, monkeypatch, card, busy):
+    "Also where its process counted another card as the first"
+    monkeypatch.setitem(sys.modules, 'pynvml', FakeNVML())
+    write_progress(tmp_path / 'progress.json', Progress('running', 1, 2, 1, 1, card=card))
+    view = watch(tmp_path)
+    assert ('GPU busy' in view.series()[1]) is busy and ('busy 93%' in view.words()) is busy
     with pytest.raises(InputError, match='the driver reports 2'): watch(gpu=2)
 
 
