@@ -445,6 +445,7 @@ def test_a_deadline_leaves_the_timer_as_it_was():
 
 REAL = {'zero_grad_none', 'batch_size', 'fused_adamw', 'trial_profile', 'memory_8b', 'sdpa_step', 'no_checkpointing', 'checkpointing_memory', 'single_item'}
 
+@pytest.mark.slow
 def test_two_starts_for_real(tiny, tmp_path, monkeypatch):
     before = {k: v.clone() for k, v in tiny.model.state_dict().items()}
     monkeypatch.setattr(module, 'ready_bench', lambda *a, **k: tiny)

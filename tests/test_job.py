@@ -98,6 +98,7 @@ def test_the_whole_job_and_its_model(folder, tmp_path):
     assert abs(sum(f == y for f, y in zip(found, table.y)) / len(found) - final['accuracy']) < 1e-9
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_study_keeps_the_finished_trials(folder, tmp_path):
     out, words = tmp_path / 'run', arguments(folder, tmp_path / 'run', '--no-ladder', '--trials', '9', 'confirm=0')
     process, until = start(words), time.monotonic() + 300
