@@ -241,7 +241,7 @@ def pilot(a):
 
 def run(a):
     Path(a.state).mkdir(parents=True, exist_ok=True)
-    s, (calls, kept) = Setting(a), (_read_json(Path(a.state) / f'{name}.json', empty) for name, empty in (('calls', []), ('fresh', {})))
+    s, calls, kept = Setting(a), _read_json(Path(a.state) / 'calls.json', []), _read_json(Path(a.state) / 'fresh.json', {})
     whole = studies_of(a) if (Path(a.state) / 'study.db').is_file() else {}
     said(f'prepared in {s.prepared:.1f} s; {len(whole)} of {len(a.strategies) * a.study_seeds} studies are whole; a study that stops nothing takes about {np.mean([*s.evaluation.values()]) * a.trials * a.folds * a.evaluations:.0f} s')
     done = False

@@ -584,12 +584,12 @@ def _work(self: FastEngine, static, call):
 def _build(self: FastEngine, shape, store, call, placed, weight):
     "What runs a shape: its inputs and a function without arguments"
     start, static = time.perf_counter(), StaticBatch(shape, store, self.device)
-    self.optimizer.attach()
     def run():
         self.optimizer.attach() # another engine of the same model may have dropped the gradients; a graph has their addresses
         with self._switched(call): self._work(static, call)
     static.put(store, placed, weight)
     if self.graphs:
+        self.optimizer.attach()
         with self._switched(call): graph = self._capture(partial(self._work, static, call), 2 if isinstance(call, PlacedPacking) else 3) # functions of TorchScript are optimised in their third run
         run = graph.replay
     elif self.layers: # compiles now; gradients and random state are put back below

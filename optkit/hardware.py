@@ -6,11 +6,11 @@
 __all__ = ['SOURCES', 'TABLE', 'ENCODER_SHAPES', 'Choice', 'size', 'html_table', 'GPUProcess', 'GPU', 'CPU', 'Memory', 'Link',
            'links_text', 'Software', 'Hardware', 'hardware_from', 'slug', 'gpu_table', 'known_gpu', 'cgroup_folders',
            'Limits', 'cgroup_limits', 'usable_cores', 'look_at_cpu', 'look_at_memory', 'look_at_software',
-           'process_name', 'other_processes', 'slowed_by', 'card_uuid', 'card_handle', 'ask_card', 'management_facts',
-           'link_kind', 'holds_code', 'wheel_index', 'install_advice', 'launch_problem', 'architecture', 'gpu_from',
-           'look_at_gpus', 'look_at_links', 'unusable_note', 'gpu_notes', 'unseen_note', 'machine_notes', 'detect',
-           'hardware_with', 'tf32_set', 'si', 'Measured', 'Roofline', 'product_formats', 'matrix_product',
-           'launches_for', 'model_shapes', 'roofline']
+           'process_name', 'other_processes', 'slowed_by', 'card_uuid', 'card_handle', 'teller', 'asking', 'ask_card',
+           'management_facts', 'link_kind', 'holds_code', 'wheel_index', 'install_advice', 'launch_problem',
+           'architecture', 'gpu_from', 'look_at_gpus', 'look_at_links', 'unusable_note', 'gpu_notes', 'unseen_note',
+           'machine_notes', 'detect', 'hardware_with', 'tf32_set', 'si', 'Measured', 'Roofline', 'product_formats',
+           'matrix_product', 'launches_for', 'model_shapes', 'roofline']
 
 # %% ../nbs/00_hardware.ipynb #32ab6b67
 import dataclasses, html, json, os, platform, re, shutil, statistics, sys, time
@@ -511,11 +511,30 @@ def card_uuid(device):  # 'cuda', 'cuda:1', 'cpu', ...
 def card_handle(nvml, card,  # the management library, started; 'GPU-...', or 'cuda', 'cuda:1', ... as this process counts
                 visible=None):  # what CUDA_VISIBLE_DEVICES holds; None: that of this process
     "The management library's handle of a card. CUDA is not touched; raises what the library raises, and ValueError or IndexError for a card that is hidden"
-    visible = os.environ.get('CUDA_VISIBLE_DEVICES') if visible is None else visible
-    name, index = card, int(card.partition(':')[2] or 0) if card.startswith('cuda') else None
-    if index is not None: name = index if visible is None else [n.strip() for n in visible.split(',')][index]
-    if isinstance(name, str) and name.startswith(('GPU-', 'MIG-')): return nvml.nvmlDeviceGetHandleByUUID(name)
-    return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    if card.startswith('cuda'):
+        index, visible = int(card.partition(':')[2] or 0), os.environ.get('CUDA_VISIBLE_DEVICES') if visible is None else visible
+        card = str(index) if visible is None else visible.split(',')[index].strip()
+    return nvml.nvmlDeviceGetHandleByUUID(card) if card.startswith(('GPU-', 'MIG-')) else nvml.nvmlDeviceGetHandleByIndex(int(card))
+
+
+def teller(nvml, handle):  # the management library, started; of a card, or None
+    "A function `tell('ClockInfo', 1)` that asks the library about a card and gives None where it does not answer; None without a card"
+    ask = _asker(nvml)
+    return None if handle is None else lambda name, *args: ask(f'nvmlDeviceGet{name}', handle, *args)
+
+
+@contextmanager
+def asking(card):  # as for `card_handle`
+    "`tell` of a card, as of `teller`, for as long as the block lasts; None without the library or card. CUDA is not touched."
+    handle, ask = None, lambda name: None
+    try:
+        import pynvml as nvml
+        nvml.nvmlInit()
+        ask = _asker(nvml)
+        handle = card_handle(nvml, card)
+    except Exception: pass  # no library, no driver, or a card that is hidden or gone
+    try: yield handle if handle is None else teller(nvml, handle)
+    finally: ask('nvmlShutdown')
 
 
 def ask_card(device):  # 'cuda', 'cuda:1', 'cpu', ...
@@ -525,9 +544,7 @@ def ask_card(device):  # 'cuda', 'cuda:1', 'cpu', ...
         import pynvml as nvml
         nvml.nvmlInit()
     except Exception: return None  # no library, no driver
-    ask = _asker(nvml)
-    handle = ask('nvmlDeviceGetHandleByUUID', uuid)
-    return None if handle is None else lambda name, *args: ask(f'nvmlDeviceGet{name}', handle, *args)
+    return teller(nvml, _asker(nvml)('nvmlDeviceGetHandleByUUID', uuid))
 
 
 def _bus_of(pci): return pci and (pci.domain, pci.bus, pci.device)

@@ -17,7 +17,7 @@ import torch
 from fastcore.basics import patch
 
 from .data import InputError
-from .hardware import card_handle, card_uuid, size
+from .hardware import asking, card_uuid, size
 from .timing import mfu, read_json, write_json
 
 # %% ../nbs/02e_progress.ipynb #d4cde241
@@ -207,15 +207,9 @@ def card_line(
     card: str = 'cuda' # as torch names it in this process, or as `Progress.card`
 ) -> str: # '' where the library gives nothing
     "Utilisation and memory of a card by NVIDIA's management library; CUDA is not touched"
-    try:
-        import pynvml
-        pynvml.nvmlInit()
-        try:
-            handle = card_handle(pynvml, card)
-            use, memory = pynvml.nvmlDeviceGetUtilizationRates(handle), pynvml.nvmlDeviceGetMemoryInfo(handle)
-            return f'GPU busy {use.gpu}% of the time, {size(memory.used)} of {size(memory.total)} in use'
-        finally: pynvml.nvmlShutdown()
-    except Exception: return '' # no library, no card, or a card that does not tell
+    with asking(card) as tell:
+        use, memory = (tell('UtilizationRates'), tell('MemoryInfo')) if tell else (None, None)
+        return f'GPU busy {use.gpu}% of the time, {size(memory.used)} of {size(memory.total)} in use' if use and memory else ''
 
 def live(
     folder: str | Path, # of the run

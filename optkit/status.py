@@ -20,7 +20,7 @@ from fastcore.basics import patch
 
 from .data import InputError
 from .engine import DEMO_MODEL
-from .hardware import Hardware, card_handle, detect, gpu_table, hardware_with, known_gpu, si, size, slug
+from .hardware import Hardware, asking, detect, gpu_table, hardware_with, known_gpu, si, size, slug
 from .precision import CHANNELS_LAST, choose_cudnn_benchmark, choose_precision, import_problem
 from .progress import read_progress
 from .report import claims, read_committed
@@ -393,15 +393,13 @@ def gpu_busy(
     seconds: float = 2., every: float = .2, card: str = 'cuda' # as torch names it in this process, or as `Progress.card`
 ) -> float | None: # share from 0 to 1; None: no card that tells
     "How busy a card is, by the management library; CUDA is not touched"
-    try:
-        import pynvml
-        pynvml.nvmlInit()
-        try:
-            handle, seen, until = card_handle(pynvml, card), [], time.monotonic() + seconds
-            while not seen or time.monotonic() < until: seen.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu); time.sleep(every)
-            return float(np.mean(seen)) / 100
-        finally: pynvml.nvmlShutdown()
-    except Exception: return None # no library, no card, or one that does not tell
+    seen, until = [], time.monotonic() + seconds
+    with asking(card) as tell:
+        while tell and (use := tell('UtilizationRates')):
+            seen.append(use.gpu)
+            if time.monotonic() >= until: break
+            time.sleep(every)
+    return float(np.mean(seen)) / 100 if seen else None
 
 def _check_busy(run, busy):
     if (now := run.get('progress')) is None or now.state != 'running': return Check('GPU busy above 90%', None, 'no training is running here now')

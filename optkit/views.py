@@ -10,7 +10,7 @@ __all__ = ['BLUE', 'GREY', 'RED', 'GREEN', 'ORANGE', 'LOOKS', 'MOST_POINTS', 'SH
 # %% ../nbs/06_views.ipynb #0a2e3379
 import base64, io, math, os, threading, time
 from collections import deque
-from functools import lru_cache, partial
+from functools import lru_cache
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -21,7 +21,7 @@ from fastcore.basics import patch
 
 from .data import InputError
 from .forecast import forecast
-from .hardware import Choice, size, slowed_by
+from .hardware import Choice, size, slowed_by, teller
 from .hpo import ended, fold_scores, spent
 from .metrics import signed
 from .progress import Progress, add_readings, duration, read_progress, readings_folder
@@ -50,42 +50,39 @@ class MachineReading:
     memory: float = 0. # share of the host's memory
 
 # %% ../nbs/06_views.ipynb #58d2ae96
+def _text(told): return told.decode() if isinstance(told, bytes) else told # as older versions of the library give it
+
 class MachineProbe:
     "Reads a machine; the management library is opened once"
     def __init__(self):
-        self.nvml, self.handles, self.names = None, (), ()
+        self.nvml, self.handles, self.tellers, self.names = None, (), (), ()
         try:
             import pynvml
             pynvml.nvmlInit()
             self.nvml = pynvml
             self.handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-            self.names = [self._tell(h, 'UUID') for h in self.handles] # as in `Progress.card`
+            self.tellers = [teller(pynvml, h) for h in self.handles]
+            self.names = [_text(tell('UUID')) for tell in self.tellers] # as in `Progress.card`
         except Exception: pass # no library, no driver, no card
         psutil.cpu_percent(percpu=True) # the first answer is of no use
-
-    def _tell(self, handle, name, *args):
-        try: found = getattr(self.nvml, f'nvmlDeviceGet{name}')(handle, *args)
-        except Exception: return None # not on this card
-        return found.decode() if isinstance(found, bytes) else found
 
     def number(self, card) -> int: # of a card by its name, or the first
         return self.names.index(card) if card and card in self.names else 0
 
-    def _card(self, handle):
-        tell = partial(self._tell, handle)
+    def _card(self, tell):
         name, use, memory, power, limit = tell('Name'), tell('UtilizationRates'), tell('MemoryInfo'), tell('PowerUsage'), tell('EnforcedPowerLimit')
-        return Card(name or 'GPU', use and use.gpu / 100, memory and memory.used, memory and memory.total, power and power / 1000, limit and limit / 1000,
+        return Card(_text(name) or 'GPU', use and use.gpu / 100, memory and memory.used, memory and memory.total, power and power / 1000, limit and limit / 1000,
                     tell('ClockInfo', 1), tell('MaxClockInfo', 1), tell('Temperature', 0), slowed_by(tell))
 
     def __call__(self) -> MachineReading:
         cores = psutil.cpu_percent(percpu=True)
-        return MachineReading(time.time(), tuple(map(self._card, self.handles)), float(np.mean(cores)) / 100, max(cores) / 100, psutil.virtual_memory().percent / 100)
+        return MachineReading(time.time(), tuple(map(self._card, self.tellers)), float(np.mean(cores)) / 100, max(cores) / 100, psutil.virtual_memory().percent / 100)
 
     def close(self):
         if self.nvml:
             try: self.nvml.nvmlShutdown()
             except Exception: pass
-            self.nvml, self.handles = None, ()
+            self.nvml, self.handles, self.tellers = None, (), ()
 
 # %% ../nbs/06_views.ipynb #92b88f57
 def limit_of(

@@ -17,7 +17,8 @@ from optkit.data import InputError, example_table, tokenise, word_tokenizer
 from optkit.engine import example_model
 from optkit.hardware import detect
 from optkit.hpo import simulated_runner, tune
-from optkit.progress import Progress, read_history, write_progress
+from optkit.progress import Progress, card_line, read_history, write_progress
+from optkit.status import gpu_busy
 from optkit.storage import open_storage
 from optkit.trainer import TrainConfig, Trainer, make_engine
 from optkit.views import Card, MachineProbe, MachineReading, claims_view, limit_of, open_study, study_view, training_view, trial_rows, watch
@@ -46,6 +47,7 @@ class FakeNVML:
         if name == 'nvmlDeviceGetCount': return lambda: 2
         if name == 'nvmlDeviceGetHandleByIndex': return lambda n: n
         if name == 'nvmlDeviceGetUUID': return lambda n: f'GPU-{n}'
+        if name == 'nvmlDeviceGetHandleByUUID': return lambda name: ['GPU-0', 'GPU-1'].index(name)
         told = dict(nvmlDeviceGetName='GPU X', nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=93), nvmlDeviceGetMemoryInfo=SimpleNamespace(used=8 * 2**30, total=24 * 2**30), nvmlDeviceGetPowerUsage=250_000, nvmlDeviceGetEnforcedPowerLimit=350_000,
                     nvmlDeviceGetClockInfo=1700, nvmlDeviceGetMaxClockInfo=2100, nvmlDeviceGetTemperature=60, nvmlDeviceGetCurrentClocksEventReasons=0)
         def tell(handle, *args):
@@ -61,6 +63,18 @@ def test_a_card_is_read_and_one_that_tells_little_leaves_it_out(monkeypatch):
     view = watch()
     assert 'busy 93%' in view.words() and '250 of 350 W' in view.words() and 'limited by: GPU' in view.words() and set(view.series()[1]) == {'GPU busy', 'GPU memory', 'power', 'clock', 'CPU', 'busiest core', 'host memory'}
     assert 'GPU X' in watch(gpu=1).words() and 'GPU busy' not in watch(gpu=1).series()[1]
+
+
+@pytest.mark.parametrize('card, visible, tells', [('cuda', None, True), ('cuda:1', None, False), ('cuda', '1', False), ('cuda:1', '1,0', True), ('GPU-0', '1', True), ('GPU-gone', None, False), ('cuda', '', False)])
+def test_a_card_is_asked_by_its_name_or_as_this_process_counts(monkeypatch, card, visible, tells):
+    library = FakeNVML()
+    monkeypatch.setitem(sys.modules, 'pynvml', library)
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    if visible is not None: monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
+    library.calls.clear()
+    assert card_line(card).startswith('GPU busy 93% of the time, ') if tells else card_line(card) == ''
+    assert gpu_busy(0., card=card) == (.93 if tells else None)
+    assert library.calls.count('nvmlInit') == library.calls.count('nvmlShutdown')
 
 
 @pytest.mark.parametrize('card, busy', [('GPU-0', True), ('GPU-1', False), ('GPU-gone', True), (None, True)])
