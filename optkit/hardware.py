@@ -499,7 +499,7 @@ def slowed_by(tell):  # asks about a card: 'CurrentClocksEventReasons', ...
     reasons = tell('CurrentClocksEventReasons') or tell('CurrentClocksThrottleReasons') or 0
     return ', '.join(text for bit, text in _SLOW.items() if reasons & bit)
 
-
+# %% ../nbs/00_hardware.ipynb #5ca2dbe1
 def card_uuid(device):  # 'cuda', 'cuda:1', 'cpu', ...
     "The name that the driver gives a card, 'GPU-...', in whatever order processes count them; None without a GPU or where torch does not tell. Starts CUDA."
     if torch.device(device).type != 'cuda': return None
@@ -526,14 +526,14 @@ def teller(nvml, handle):  # the management library, started; of a card, or None
 @contextmanager
 def asking(card):  # as for `card_handle`
     "`tell` of a card, as of `teller`, for as long as the block lasts; None without the library or card. CUDA is not touched."
-    handle, ask = None, lambda name: None
+    tell, ask = None, lambda name: None
     try:
         import pynvml as nvml
         nvml.nvmlInit()
         ask = _asker(nvml)
-        handle = card_handle(nvml, card)
+        tell = teller(nvml, card_handle(nvml, card))
     except Exception: pass  # no library, no driver, or a card that is hidden or gone
-    try: yield handle if handle is None else teller(nvml, handle)
+    try: yield tell
     finally: ask('nvmlShutdown')
 
 
@@ -546,7 +546,7 @@ def ask_card(device):  # 'cuda', 'cuda:1', 'cpu', ...
     except Exception: return None  # no library, no driver
     return teller(nvml, _asker(nvml)('nvmlDeviceGetHandleByUUID', uuid))
 
-
+# %% ../nbs/00_hardware.ipynb #5ca2dbe2
 def _bus_of(pci): return pci and (pci.domain, pci.bus, pci.device)
 
 
