@@ -381,6 +381,11 @@ def test_a_job_fits_its_budget_or_is_as_small_as_folds_allow(rate, n):
     assert plan.study_s <= 135 or plan.rows <= 48
 
 
+@pytest.mark.parametrize('rate, n, budget, said', [(14, 2000, 270., True), (100, 2000, 270., False), (14, 60, 270., False), (14, 2000, None, False)], ids=['slow', 'fast enough', 'few rows are there', 'no limit'])
+def test_a_job_too_small_to_say_much_says_so(rate, n, budget, said):
+    assert ('too few for scores to say much: give a larger --budget' in size_job({64: rate}, n, budget, again=3).reason) is said
+
+
 def test_what_is_asked_for_is_kept():
     plan = size_job({128: 10.}, 500, 60., trials=3, epochs=7, max_length=128, use_rows=200)
     assert (plan.trials, plan.epochs, plan.max_length, plan.rows) == (3, 7, 128, 200)
