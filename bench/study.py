@@ -18,7 +18,6 @@ before the first trial of a call and kept apart. The winner of each study is tra
 saw, with other folds and seeds, several times: its fresh score.
 """
 import argparse, json, math, os, sys, time
-from collections import Counter
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
@@ -27,7 +26,7 @@ import numpy as np
 import optuna, psutil
 from optuna.distributions import json_to_distribution
 
-from minilm_folds import found, read_rows
+from minilm_folds import found, read_rows, thinned
 from optkit.data import InputError, table_from, tokenise
 from optkit.engine import load_model, load_tokenizer
 from optkit.folds import stratified_folds
@@ -104,18 +103,6 @@ class Timed(TrainerRunner):
 
 
 # --- what is trained
-
-def thinned(rows, negatives, hypotheses=0, seed=0):
-    "Pairs of the hypotheses that are true most often (0: of all): all positive ones of a document, and so many negative ones for each of them, at least one (0: all)"
-    if hypotheses:
-        often = [h for h, _ in Counter(r['hypothesis'] for r in rows if r['label']).most_common(hypotheses)]
-        rows = [r for r in rows if r['hypothesis'] in often]
-    if not negatives: return rows
-    rng, out, by = np.random.default_rng(seed), [], {}
-    for r in rows: by.setdefault(r['group'], ([], []))[int(r['label'])].append(r)
-    for no, yes in by.values(): out += yes + [no[n] for n in sorted(rng.permutation(len(no))[:max(1, negatives * len(yes))])]
-    return out
-
 
 def documents_of(groups, counts, seed=0):
     "Row numbers of disjoint sets of that many documents each"

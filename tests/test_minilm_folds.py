@@ -28,7 +28,7 @@ def setting(tmp_path):
 def fold(seconds, wrong=()):
     "Both with logits of the right class, but for some rows of ours"
     logits = lambda bad: [[-2. if (n % 2) != (n in bad) else 2., 2. if (n % 2) != (n in bad) else -2.] for n in range(8)]
-    return dict(hf=dict(seconds=seconds, logits=logits(())), optkit=dict(seconds=seconds / 2, logits=logits(wrong)))
+    return {'hf': dict(seconds=seconds, logits=logits(())), 'optkit': dict(seconds=seconds / 2, logits=logits(wrong)), 'optkit fast': dict(seconds=seconds / 8, logits=logits(()))}
 
 
 def test_a_record_after_each_fold(setting, tmp_path):
@@ -36,12 +36,13 @@ def test_a_record_after_each_fold(setting, tmp_path):
     state = State(a, hardware, store, folds)
     for n in range(4):
         state.add(n // 3, n % 3, fold(4. + n, wrong=(1,) if n == 1 else ()))
-        save(a, hardware, store, folds, state)
+        save(a, hardware, store, folds, state, 1e-4)
         found = read_json(tmp_path/f'minilm-folds-{hardware.card}.json')
-        hf, ours = found['rows']
-        assert ours['repeats'] == n + 1 and ours['ratio']['p50'] == 2 and ours['seconds']['p50'] == np.median(np.arange(4., 5. + n)) / 2
+        hf, ours, fast = found['rows']
+        assert ours['repeats'] == n + 1 and ours['ratio']['p50'] == 2 and ours['seconds']['p50'] == np.median(np.arange(4., 5. + n)) / 2 and fast['ratio']['p50'] == 8
         assert len(found['provenance']['scores']['optkit']['pooled']) == (n >= 2)
     assert ours['samples_per_s']['p50'] == 2 * hf['samples_per_s']['p50'] and hf['loss']['pair_f1'] == 1 > ours['loss']['pair_f1'] and '1 seeds of 2 whole' in ours['stopped']
+    assert ours['loss']['pair_f1_difference'] < 0 == fast['loss']['pair_f1_difference'] and len(ours['loss']['pair_f1_differences']) == 1 and found['provenance']['lr'] == 1e-4
 
 
 def test_the_next_call_goes_on(setting):
@@ -50,3 +51,12 @@ def test_the_next_call_goes_on(setting):
     assert State(a, hardware, store, folds).done == {(1, 2): fold(3.)}
     a.epochs += 1
     with pytest.raises(SystemExit, match='another epochs'): State(a, hardware, store, folds)
+
+
+def test_learning_rates_that_were_tried_are_kept(setting):
+    a, hardware, store, folds = setting
+    State(a, hardware, store, folds).try_(5e-4, dict(pair_f1=.5))
+    state = State(a, hardware, store, folds)
+    state.add(0, 1, fold(3.))
+    again = State(a, hardware, store, folds)
+    assert again.tried == {'0.0005': dict(pair_f1=.5)} and again.done.keys() == {(0, 1)}
