@@ -15,8 +15,13 @@ learning rate is the best of `--lrs` on the first two folds, each tried with a s
 
 A call ends within `--limit` seconds, between two folds; STATE then holds each fold that all have done, and the same call
 goes on with it. The record is written after each fold, of the folds that are done.
+
+    OPTKIT_BENCH=FOLDER python bench/minilm_folds.py --scores --first-seed 3 --seeds 12 --lrs 2e-4 --processes 8 --limit 400 --state STATE
+
+Scores alone, of more seeds: `--processes` of them train beside each other on one device, which says nothing about time, and
+the record holds none (minilm-scores).
 """
-import argparse, gzip, json, os, shutil, sys, tempfile, time
+import argparse, gzip, json, os, shutil, subprocess, sys, tempfile, time
 from collections import Counter
 from pathlib import Path
 
@@ -168,8 +173,8 @@ class Setting:
 def run(a):
     begun, s = BEGUN, Setting(a)
     state = State(a, s.hardware, s.store, s.folds)
-    missing = [(seed, n) for seed in range(a.seeds) for n in range(a.folds) if (seed, n) not in state.done]
-    print(f'{s.hardware.card}: {len(s.store)} rows, {len(s.folds)} folds; {len(state.done)} of {a.seeds * a.folds} are done; prepared in {time.perf_counter() - begun:.1f} s', flush=True)
+    missing = [k for k in part_of(a) if k not in state.done]
+    print(f'{s.hardware.card}: {len(s.store)} rows, {len(s.folds)} folds; {len(state.done)} of {len(part_of(a))} are done; prepared in {time.perf_counter() - begun:.1f} s', flush=True)
     for name, engine in s.engines.items() if missing else ():
         _, took = s.train(name, 0, 1e-5, 0, rows=None if name == FAST else 4 * a.batch) # kernels are chosen and loaded once; the fast engine builds its shapes
         print(f'{name}: first run {took:.1f} s, {engine}', flush=True)
@@ -186,15 +191,53 @@ def run(a):
             print(f'seed {seed} fold {n} {name:11} {took:6.1f} s, {a.epochs * len(s.folds[n][0]) / took:6.0f} rows/s, F1 {values["pair_f1"]:.4f}, AUROC {values["auroc"]:.4f}, loss {values["loss"]:.4f}', flush=True)
         turns.append(time.perf_counter() - start)
         state.add(seed, n, fold)
-        save(a, s.hardware, s.store, s.folds, state, lr)
-    if not missing or len(state.done) == a.seeds * a.folds: print('all done')
+        if not a.part: save(a, s.hardware, s.store, s.folds, state, lr)
+    if len(state.done) == len(part_of(a)): print('all done')
+
+
+def part_of(a):
+    "Seeds and folds of this call: all, or those of its part"
+    every = [(seed, n) for seed in range(a.first_seed, a.first_seed + a.seeds) for n in range(a.folds)]
+    if not a.part: return every
+    number, count = map(int, a.part.split('/'))
+    return every[number::count]
+
+
+def scores(a):
+    "Parts beside each other, each a process with a state of its own, then one record of what they have done"
+    if not a.state: raise SystemExit('--scores needs --state, a folder for what each process has done')
+    if len(a.lrs) > 1: raise SystemExit(f'--scores needs one learning rate, not {len(a.lrs)}: --lrs 2e-4')
+    left = a.limit - (time.perf_counter() - BEGUN)
+    own = [sys.executable, __file__, *command_of(a).split()[2:], '--limit', str(left), '--state', a.state]
+    parts = [subprocess.Popen([*own, '--part', f'{n}/{a.processes}'], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for n in range(a.processes)]
+    try: said = [p.communicate()[0] for p in parts]
+    finally:
+        for p in parts: p.kill()
+    for n, (p, text) in enumerate(zip(parts, said)): print(f'part {n}:', (text.strip().splitlines() or ['nothing'])[-1], '' if p.returncode == 0 else f'(exit {p.returncode})')
+    return gather(a)
+
+
+def gather(a):
+    "The record of what all parts have done; whether that is everything"
+    hardware, (source, path) = detect(), found()
+    tokenizer = load_tokenizer(source)
+    table = table_from(thinned(read_rows(path, a.documents), a.negatives, a.hypotheses), 'premise', 'label', 'hypothesis', group='group')
+    store = tokenise(table, tokenizer, a.length, progress=False)
+    folds = repeated_folds(np.arange(len(store)), table.labels, a.folds, groups=table.groups)
+    state, part = State(a, hardware, store, folds), a.part
+    for n in range(a.processes):
+        a.part = f'{n}/{a.processes}'
+        state.done |= State(a, hardware, store, folds).done
+    a.part = part
+    if state.done: save(a, hardware, store, folds, state, a.lrs[0])
+    print(f'{len(state.done)} of {a.seeds * a.folds} folds;', 'all done' if len(state.done) == a.seeds * a.folds else 'not done yet, the same call goes on')
 
 
 class State:
     "The folds that all have done, by seed and fold, and the learning rates tried; kept in a folder, for the settings, card and versions of this call"
     def __init__(self, a, hardware, store, folds):
-        self.path = Path(a.state) / 'minilm-folds.json' if a.state else None
-        own = {k: v for k, v in vars(a).items() if k not in ('out', 'pack', 'limit', 'state')}
+        self.path = Path(a.state) / f'minilm-folds{"-part" + a.part.replace("/", "of") if a.part else ""}.json' if a.state else None
+        own = {k: v for k, v in vars(a).items() if k not in ('out', 'pack', 'limit', 'state', 'part', 'processes', 'scores')}
         self.made_of = dict(own, card=hardware.card, torch=hardware.software.torch, transformers=hardware.software.transformers, rows=len(store), rows_of_fold_0=len(folds[0][0]))
         old = read_json(self.path) if self.path and self.path.is_file() else None
         if old and (odd := [k for k in self.made_of if old['made_of'].get(k) != self.made_of[k]]): raise SystemExit(f'{self.path} is of another {", ".join(odd)}: take another folder')
@@ -220,7 +263,7 @@ def metrics(logits, labels):
 def save(a, hardware, store, folds, state, lr):
     "A record for each, with its scores by fold, and pooled for each seed whose folds are all done"
     keys = sorted(state.done)
-    whole = [seed for seed in range(a.seeds) if all((seed, n) in state.done for n in range(a.folds))]
+    whole = [seed for seed in range(a.first_seed, a.first_seed + a.seeds) if all((seed, n) in state.done for n in range(a.folds))]
     rows_of = np.array([a.epochs * len(folds[n][0]) for _, n in keys])
     tokens_of = np.array([a.epochs * int(store.lengths[folds[n][0]].sum()) for _, n in keys])
     labels = lambda n: store.labels[folds[n][1]]
@@ -234,26 +277,33 @@ def save(a, hardware, store, folds, state, lr):
         tables[name] = dict(folds=scores, pooled=pooled)
         f1 = np.array([p['pair_f1'] for p in pooled or scores])
         lost = np.array([p['pair_f1'] - h['pair_f1'] for p, h in zip(pooled, tables[HF]['pooled'])])
-        records.append(Record(name, HF, ratio=vars(ratio) if name != HF else dict(p50=1., low=1., high=1.), samples_per_s=quantiles(rows_of / took), tokens_per_s=quantiles(tokens_of / took), seconds=quantiles(took),
-                              loss=dict(value=float(np.mean([s['loss'] for s in scores])), pair_f1=float(f1.mean()), pair_f1_spread=float(f1.std(ddof=1)) if len(f1) > 1 else None,
-                                        pair_f1_difference=float(lost.mean()) if len(lost) and name != HF else None, pair_f1_differences=lost.tolist() if name != HF else None),
-                              repeats=len(keys), confidence=min(.99, 1 - 2. ** (1 - len(keys))), label='exact' if name == HF else 'rounding', stopped=f'{len(keys)} of {a.seeds * a.folds} folds, {len(whole)} seeds of {a.seeds} whole'))
+        loss = dict(value=float(np.mean([s['loss'] for s in scores])), pair_f1=float(f1.mean()), pair_f1_spread=float(f1.std(ddof=1)) if len(f1) > 1 else None)
+        if name != HF:
+            of_folds = np.array([s['pair_f1'] - h['pair_f1'] for s, h in zip(scores, tables[HF]['folds'])])
+            loss |= dict(pair_f1_differences=lost.tolist(), pair_f1_difference=float(lost.mean()) if len(lost) else None, se_of_folds=float(of_folds.std(ddof=1) / np.sqrt(len(of_folds))) if len(of_folds) > 1 else None)
+        timed = {} if a.scores else dict(ratio=vars(ratio) if name != HF else dict(p50=1., low=1., high=1.), samples_per_s=quantiles(rows_of / took), tokens_per_s=quantiles(tokens_of / took), seconds=quantiles(took))
+        records.append(Record(name, HF, **timed, loss=loss, repeats=len(keys), confidence=None if a.scores else min(.99, 1 - 2. ** (1 - len(keys))), label='exact' if name == HF else 'rounding', stopped=f'{len(keys)} of {a.seeds * a.folds} folds, {len(whole)} seeds of {a.seeds} whole'))
     card = f'{hardware.card}-dry' if a.dry else hardware.card
-    path = Path(a.out) / f'minilm-folds-{card}.json'
-    command = 'python bench/minilm_folds.py' + ''.join(f' --{k} {getattr(a, k)}' for k in SIZES) + ' --lrs ' + ' '.join(map(str, a.lrs)) + (' --without-fast' if a.without_fast else '') + (' --dry' if a.dry else '')
-    save_records(path, records, hardware, command, workload='MiniLM (22.7M) on hoc_pairs, grouped folds', rows_total=len(store), positives=float(np.mean(store.labels.numpy())), lr=lr, lr_tried=state.tried, folds_done=[list(k) for k in keys], scores=tables)
-    for r in records[1:]: print(f'{path}, {r.stopped}: {r.variant} {r.ratio["p50"]:.2f} times [{r.ratio["low"]:.2f}, {r.ratio["high"]:.2f}]; pooled F1 {r.loss["pair_f1"]:.4f} against {records[0].loss["pair_f1"]:.4f}, differences {[round(d, 4) for d in r.loss["pair_f1_differences"]]}')
+    path = Path(a.out) / f'minilm-{"scores" if a.scores else "folds"}-{card}.json'
+    save_records(path, records, hardware, command_of(a), workload='MiniLM (22.7M) on hoc_pairs, grouped folds', rows_total=len(store), positives=float(np.mean(store.labels.numpy())), lr=lr, lr_tried=state.tried, folds_done=[list(k) for k in keys], scores=tables)
+    for r in records[1:]: print(f'{path}, {r.stopped}: {r.variant}' + ('' if a.scores else f' {r.ratio["p50"]:.2f} times [{r.ratio["low"]:.2f}, {r.ratio["high"]:.2f}]') + f'; pooled F1 {r.loss["pair_f1"]:.4f} against {records[0].loss["pair_f1"]:.4f}, differences {[round(d, 4) for d in r.loss["pair_f1_differences"]]}')
 
 
-SIZES = dict(documents=1000, negatives=1, hypotheses=0, length=256, epochs=6, batch=32, folds=5, seeds=3)
+def command_of(a):
+    sizes = ''.join(f' --{k.replace("_", "-")} {getattr(a, k)}' for k in SIZES) + ' --lrs ' + ' '.join(map(str, a.lrs))
+    return 'python bench/minilm_folds.py' + sizes + (' --without-fast' if a.without_fast else '') + (f' --scores --processes {a.processes}' if a.scores else '') + (' --dry' if a.dry else '')
+
+
+SIZES = dict(documents=1852, negatives=1, hypotheses=2, length=256, epochs=5, batch=32, folds=5, first_seed=0, seeds=3)
 
 
 def parse(argv=None):
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, value in SIZES.items(): p.add_argument(f'--{name}', type=int, default=value)
-    p.add_argument('--lrs', type=float, nargs='+', default=[2e-4, 5e-4, 1e-3], help='learning rates to choose from')
+    for name, value in SIZES.items(): p.add_argument(f'--{name.replace("_", "-")}', type=int, default=value)
+    p.add_argument('--lrs', type=float, nargs='+', default=[5e-5, 1e-4, 2e-4], help='learning rates to choose from')
     p.add_argument('--limit', type=float, default=230., help='seconds after which no further fold begins'); p.add_argument('--without-fast', action='store_true', help='only Hugging Face Trainer and eager mode')
     p.add_argument('--out', default='bench/results'); p.add_argument('--pack'); p.add_argument('--state', help='folder that keeps the folds that are done'); p.add_argument('--dry', action='store_true', help='tiny, whatever the sizes')
+    p.add_argument('--scores', action='store_true', help='scores alone, several processes at once'); p.add_argument('--processes', type=int, default=8); p.add_argument('--part', help=argparse.SUPPRESS)
     a = p.parse_args(argv)
     if a.dry: a.documents, a.length, a.epochs, a.folds, a.seeds, a.batch, a.lrs = 24, 48, 1, 3, 2, 16, a.lrs[:2]
     return a
@@ -261,4 +311,4 @@ def parse(argv=None):
 
 if __name__ == '__main__':
     a = parse()
-    pack(a.pack) if a.pack else run(a)
+    pack(a.pack) if a.pack else scores(a) if a.scores and not a.part else run(a)

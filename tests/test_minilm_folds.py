@@ -8,7 +8,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent/'bench'))
-from minilm_folds import State, parse, save
+from minilm_folds import State, parse, part_of, save
 
 from optkit.hardware import detect
 from optkit.timing import read_json
@@ -60,3 +60,24 @@ def test_learning_rates_that_were_tried_are_kept(setting):
     state.add(0, 1, fold(3.))
     again = State(a, hardware, store, folds)
     assert again.tried == {'0.0005': dict(pair_f1=.5)} and again.done.keys() == {(0, 1)}
+
+
+def test_scores_of_parts_make_one_record_without_times(setting, tmp_path, monkeypatch):
+    import minilm_folds
+    a, hardware, store, folds = setting
+    a.scores, a.processes, a.first_seed, a.lrs = True, 2, 3, [2e-4]
+    parts = []
+    for n in range(2):
+        a.part = f'{n}/2'
+        parts += part_of(a)
+        state = State(a, hardware, store, folds)
+        for seed, k in part_of(a): state.add(seed, k, fold(2., wrong=(k,)))
+    a.part = None
+    assert sorted(parts) == part_of(a) == [(seed, k) for seed in (3, 4) for k in range(3)]
+    for name, value in dict(load_tokenizer=None, read_rows=[], thinned=[], table_from=SimpleNamespace(labels=None, groups=None), tokenise=store, repeated_folds=folds).items(): monkeypatch.setattr(minilm_folds, name, lambda *_, value=value, **__: value)
+    assert minilm_folds.gather(a) is None
+    found = read_json(tmp_path/f'minilm-scores-{hardware.card}.json')
+    hf, ours, fast = found['rows']
+    assert ours['ratio'] is None and ours['seconds'] is None and ours['repeats'] == 6 and '2 seeds of 2 whole' in ours['stopped']
+    assert len(ours['loss']['pair_f1_differences']) == 2 and ours['loss']['pair_f1_difference'] < 0 == fast['loss']['pair_f1_difference'] and ours['loss']['se_of_folds'] >= 0
+    assert '--first-seed 3' in found['provenance']['command'] and '--scores --processes 2' in found['provenance']['command']
