@@ -15,7 +15,7 @@ import gzip, hashlib, json, lzma, math, multiprocessing, operator, os, pickle, r
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np

@@ -28,7 +28,7 @@ def setting(tmp_path):
 def fold(seconds, wrong=()):
     "Both with logits of the right class, but for some rows of ours"
     logits = lambda bad: [[-2. if (n % 2) != (n in bad) else 2., 2. if (n % 2) != (n in bad) else -2.] for n in range(8)]
-    return {'hf': dict(seconds=seconds, logits=logits(())), 'optkit': dict(seconds=seconds / 2, logits=logits(wrong)), 'optkit fast': dict(seconds=seconds / 8, logits=logits(()))}
+    return {'hf': dict(seconds=seconds, begin=.5, logits=logits(())), 'optkit': dict(seconds=seconds / 2, begin=.5, logits=logits(wrong)), 'optkit fast': dict(seconds=seconds / 8, begin=.5, logits=logits(()))}
 
 
 def test_a_record_after_each_fold(setting, tmp_path):
@@ -36,13 +36,13 @@ def test_a_record_after_each_fold(setting, tmp_path):
     state = State(a, hardware, store, folds)
     for n in range(4):
         state.add(n // 3, n % 3, fold(4. + n, wrong=(1,) if n == 1 else ()))
-        save(a, hardware, store, folds, state, 1e-4)
+        save(a, hardware, store, folds, state)
         found = read_json(tmp_path/f'minilm-folds-{hardware.card}.json')
         hf, ours, fast = found['rows']
         assert ours['repeats'] == n + 1 and ours['ratio']['p50'] == 2 and ours['seconds']['p50'] == np.median(np.arange(4., 5. + n)) / 2 and fast['ratio']['p50'] == 8
         assert len(found['provenance']['scores']['optkit']['pooled']) == (n >= 2)
     assert ours['samples_per_s']['p50'] == 2 * hf['samples_per_s']['p50'] and hf['loss']['pair_f1'] == 1 > ours['loss']['pair_f1'] and '1 seeds of 2 whole' in ours['stopped']
-    assert ours['loss']['pair_f1_difference'] < 0 == fast['loss']['pair_f1_difference'] and len(ours['loss']['pair_f1_differences']) == 1 and found['provenance']['lr'] == 1e-4
+    assert ours['loss']['pair_f1_difference'] < 0 == fast['loss']['pair_f1_difference'] and len(ours['loss']['pair_f1_differences']) == 1 and '--lr 0.0001' in found['provenance']['command'] and found['provenance']['begin_s']['optkit']['p50'] == .5
 
 
 def test_the_next_call_goes_on(setting):
@@ -53,19 +53,19 @@ def test_the_next_call_goes_on(setting):
     with pytest.raises(SystemExit, match='another epochs'): State(a, hardware, store, folds)
 
 
-def test_learning_rates_that_were_tried_are_kept(setting):
+def test_what_is_known_of_the_calls_is_kept(setting):
     a, hardware, store, folds = setting
-    State(a, hardware, store, folds).try_(5e-4, dict(pair_f1=.5))
     state = State(a, hardware, store, folds)
+    state.builds, state.turn_s = dict(hf=2.), 30.
     state.add(0, 1, fold(3.))
     again = State(a, hardware, store, folds)
-    assert again.tried == {'0.0005': dict(pair_f1=.5)} and again.done.keys() == {(0, 1)}
+    assert again.builds == dict(hf=2.) and again.turn_s == 30. and again.done.keys() == {(0, 1)}
 
 
 def test_scores_of_parts_make_one_record_without_times(setting, tmp_path, monkeypatch):
     import minilm_folds
     a, hardware, store, folds = setting
-    a.scores, a.processes, a.first_seed, a.lrs = True, 2, 3, [2e-4]
+    a.scores, a.processes, a.first_seed = True, 2, 3
     parts = []
     for n in range(2):
         a.part = f'{n}/2'
@@ -75,7 +75,7 @@ def test_scores_of_parts_make_one_record_without_times(setting, tmp_path, monkey
     a.part = None
     assert sorted(parts) == part_of(a) == [(seed, k) for seed in (3, 4) for k in range(3)]
     for name, value in dict(load_tokenizer=None, read_rows=[], thinned=[], table_from=SimpleNamespace(labels=None, groups=None), tokenise=store, repeated_folds=folds).items(): monkeypatch.setattr(minilm_folds, name, lambda *_, value=value, **__: value)
-    assert minilm_folds.gather(a) is None
+    assert minilm_folds.gather(a) is True
     found = read_json(tmp_path/f'minilm-scores-{hardware.card}.json')
     hf, ours, fast = found['rows']
     assert ours['ratio'] is None and ours['seconds'] is None and ours['repeats'] == 6 and '2 seeds of 2 whole' in ours['stopped']
