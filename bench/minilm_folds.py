@@ -8,9 +8,9 @@ Three train on each fold: Hugging Face Trainer, optkit in eager mode and optkit 
 first two; `--compile`: the trainer with torch_compile too). All start from the same weights and see the same folds, learning
 rate, schedule, decay, clip and number of updates; each trains all epochs and is scored on its fold with its last weights. They
 train one after the other, in an order that rotates, so a ratio is of runs half a minute apart on one machine. Seconds are those
-of the training call: the trainer's compiler is in them, as its users pay for it in each run; the fast engine's shapes are built
-once for all folds, and `builds` says in which time. `begin_s`: seconds of them until the first step is over, what a fold costs
-beyond its steps.
+of the training call: the trainer's compiler is in them, as its users pay for it in each run; what is loaded and built once for
+all folds, the fast engine's shapes too, is in `first_run_s`, seconds of a run before them all. `begin_s`: seconds of a training
+call until its first step is over, so what a fold costs before it.
 
 The rows are pairs of a document and a hypothesis: all that are true and `--negatives` untrue ones for each of them. The
 learning rate is given, equal for all, and was chosen on other seeds.
@@ -101,17 +101,18 @@ def theirs(model, tokenizer, store, train, valid, a, seed, half, compile=False):
     from transformers import DataCollatorWithPadding, Trainer as HFTrainer, TrainerCallback, TrainingArguments
     class First(TrainerCallback):
         at = None
-        def on_step_end(self, *args, **kwargs): First.at = First.at or waited()
+        def on_step_end(self, *args, **kwargs): self.at = self.at or waited()
     workers = 0 if a.dry or a.scores else 4
     args = TrainingArguments(output_dir=tempfile.gettempdir(), per_device_train_batch_size=a.batch, per_device_eval_batch_size=128, num_train_epochs=a.epochs, learning_rate=a.lr, weight_decay=.01, lr_scheduler_type='linear',
                              warmup_steps=int(np.ceil(.06 * a.epochs * -(-len(train) // a.batch))), max_grad_norm=1., bf16=half, optim='adamw_torch_fused', seed=seed, save_strategy='no', eval_strategy='no', report_to='none', torch_compile=compile,
                              logging_strategy='no', disable_tqdm=True, dataloader_num_workers=workers, dataloader_persistent_workers=workers > 0, dataloader_pin_memory=not a.dry, use_cpu=not torch.cuda.is_available())
     collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=64 if compile else 8)
-    trainer = HFTrainer(model=model, args=args, train_dataset=Tokens(store, train), data_collator=collator, processing_class=tokenizer, callbacks=[First()])
+    first = First()
+    trainer = HFTrainer(model=model, args=args, train_dataset=Tokens(store, train), data_collator=collator, processing_class=tokenizer, callbacks=[first])
     start = waited()
     trainer.train()
     seconds = waited() - start
-    return torch.from_numpy(trainer.predict(Tokens(store, valid)).predictions).float(), seconds, First.at - start
+    return torch.from_numpy(trainer.predict(Tokens(store, valid)).predictions).float(), seconds, first.at - start
 
 
 def ours(engine, store, train, valid, config):
@@ -139,16 +140,21 @@ def names(a): return [HF, *([COMPILED] * a.compile), PLAIN, *([FAST] * (not a.wi
 def is_ours(name): return name.startswith('optkit')
 
 
+def prepared(a):
+    "The machine, where the weights are, tokenizer, table, its tokens, folds"
+    source, path = found()
+    tokenizer = load_tokenizer(source)
+    table = table_from(thinned(read_rows(path, a.documents), a.negatives, a.hypotheses), 'premise', 'label', 'hypothesis', group='group')
+    store = tokenise(table, tokenizer, a.length, progress=False)
+    return detect(), source, tokenizer, table, store, repeated_folds(np.arange(len(store)), table.labels, a.folds, groups=table.groups)
+
+
 class Setting:
     "Rows, folds, weights and an engine for each of ours"
     def __init__(self, a):
-        self.a, self.hardware, (self.source, path) = a, detect(), found()
-        self.tokenizer = load_tokenizer(self.source)
-        self.table = table_from(thinned(read_rows(path, a.documents), a.negatives, a.hypotheses), 'premise', 'label', 'hypothesis', group='group')
-        self.store = tokenise(self.table, self.tokenizer, a.length, progress=False)
+        self.a, self.hardware, self.source, self.tokenizer, self.table, self.store, self.folds = a, *prepared(a)
         self.half = self.hardware.device == 'cuda' and self.hardware.gpu.capability >= (8, 0)
         self.config = dict(epochs=a.epochs, lr=a.lr, effective_batch=a.batch, layout='padded', precision='bf16' if self.half else 'fp32', warmup=.06, eval_batch=128)
-        self.folds = repeated_folds(np.arange(len(self.store)), self.table.labels, a.folds, groups=self.table.groups)
         self.fresh = None
         self.fresh = {k: v.clone() for k, v in self.model().state_dict().items()}
         self.engines = {name: make_engine(self.model(), TrainConfig(**self.config, fast=name == FAST), self.hardware) for name in names(a) if is_ours(name)}
@@ -175,8 +181,8 @@ def run(a):
     print(f'{s.hardware.card}: {len(s.store)} rows, {len(s.folds)} folds; {len(part_of(a)) - len(missing)} of {len(part_of(a))} are done; prepared in {time.perf_counter() - begun:.1f} s', flush=True)
     for name in names(a) if missing else ():
         start = time.perf_counter()
-        s.train(name, 0, 0, rows=None if name == FAST else 4 * a.batch) # kernels are chosen and loaded once; the fast engine builds its shapes
-        state.builds.setdefault(name, time.perf_counter() - start) # of the first call, where nothing is kept
+        s.train(name, 0, 0, rows=None if name == FAST else 4 * a.batch) # kernels are chosen and loaded once; the fast engine first_run_s its shapes
+        state.first_run_s.setdefault(name, time.perf_counter() - start) # of the first call, where nothing is kept
         print(f'{name}: first run {time.perf_counter() - start:.1f} s {s.engines.get(name, "")}', flush=True)
     for seed, n in missing:
         left = a.limit - (time.perf_counter() - begun)
@@ -221,15 +227,12 @@ def scores(a):
 
 def gather(a):
     "The record of what all parts have done; whether that is everything"
-    hardware, (source, path) = detect(), found()
-    tokenizer = load_tokenizer(source)
-    table = table_from(thinned(read_rows(path, a.documents), a.negatives, a.hypotheses), 'premise', 'label', 'hypothesis', group='group')
-    store = tokenise(table, tokenizer, a.length, progress=False)
-    folds = repeated_folds(np.arange(len(store)), table.labels, a.folds, groups=table.groups)
+    hardware, *_, store, folds = prepared(a)
     state, every = State(a, hardware, store, folds), part_of(a)
-    if state.done: save(a, hardware, store, folds, state)
-    print(f'{len(state.done)} of {len(every)} folds;', 'all done' if (whole := len(state.done) == len(every)) else 'not done yet, the same call goes on')
-    return whole
+    done = [k for k in every if k in state.done]
+    if done: save(a, hardware, store, folds, state)
+    print(f'{len(done)} of {len(every)} folds;', 'all done' if len(done) == len(every) else 'not done yet, the same call goes on')
+    return len(done) == len(every)
 
 
 class State:
@@ -239,17 +242,17 @@ class State:
         self.made_of = dict(own, card=hardware.card, torch=hardware.software.torch, transformers=hardware.software.transformers, rows=len(store), rows_of_fold_0=len(folds[0][0]))
         self.name = 'minilm-scores' if a.scores else 'minilm-folds'
         self.path = Path(a.state) / f'{self.name}{"-" + a.part.replace("/", "of") if a.part else ""}.json' if a.state else None
-        self.done, self.mine, self.builds, self.turn_s = {}, {}, {}, 0.
+        self.done, self.mine, self.first_run_s, self.turn_s = {}, {}, {}, 0.
         for path in sorted(Path(a.state).glob(f'{self.name}*.json')) if a.state else ():
             old = read_json(path)
             if odd := [k for k in self.made_of if old['made_of'].get(k) != self.made_of[k]]: raise SystemExit(f'{path} is of another {", ".join(odd)}: take another folder')
             folds_ = {tuple(map(int, k.split('-'))): fold for k, fold in old['folds'].items()}
             self.done |= folds_
-            if path == self.path: self.mine, self.builds, self.turn_s = folds_, old['builds'], old['turn_s']
+            if path == self.path: self.mine, self.first_run_s, self.turn_s = folds_, old['first_run_s'], old['turn_s']
 
     def add(self, seed, n, fold):
         self.done[seed, n] = self.mine[seed, n] = fold
-        if self.path: write_json(self.path, dict(made_of=self.made_of, builds=self.builds, turn_s=self.turn_s, folds={f'{s}-{n}': f for (s, n), f in self.mine.items()}))
+        if self.path: write_json(self.path, dict(made_of=self.made_of, first_run_s=self.first_run_s, turn_s=self.turn_s, folds={f'{s}-{n}': f for (s, n), f in self.mine.items()}))
 
 
 def metrics(logits, labels):
@@ -267,7 +270,7 @@ def save(a, hardware, store, folds, state):
     records, tables = [], {}
     for name in names(a):
         took = np.array([state.done[k][name]['seconds'] for k in keys])
-        ratio = median_ratio(np.array([state.done[k][HF]['seconds'] for k in keys]) / took)
+        ratio = vars(median_ratio(np.array([state.done[k][HF]['seconds'] for k in keys]) / took)) if name != HF else dict(p50=1., low=1., high=1.)
         logits = {k: torch.tensor(state.done[k][name]['logits']) for k in keys}
         scores = [metrics(logits[k], labels(k[1])) for k in keys]
         pooled = [metrics(torch.cat([logits[seed, n] for n in range(a.folds)]), torch.cat([labels(n) for n in range(a.folds)])) for seed in whole]
@@ -278,11 +281,11 @@ def save(a, hardware, store, folds, state):
         if name != HF:
             of_folds = np.array([s['pair_f1'] - h['pair_f1'] for s, h in zip(scores, tables[HF]['folds'])])
             loss |= dict(pair_f1_differences=lost.tolist(), pair_f1_difference=float(lost.mean()) if len(lost) else None, se_of_folds=float(of_folds.std(ddof=1) / np.sqrt(len(of_folds))) if len(of_folds) > 1 else None)
-        timed = {} if a.scores else dict(ratio=vars(ratio) if name != HF else dict(p50=1., low=1., high=1.), samples_per_s=quantiles(rows_of / took), tokens_per_s=quantiles(tokens_of / took), seconds=quantiles(took))
+        timed = {} if a.scores else dict(ratio=ratio, samples_per_s=quantiles(rows_of / took), tokens_per_s=quantiles(tokens_of / took), seconds=quantiles(took))
         records.append(Record(name, HF, **timed, loss=loss, repeats=len(keys), confidence=None if a.scores else min(.99, 1 - 2. ** (1 - len(keys))), label='rounding' if is_ours(name) else 'exact', stopped=f'{len(keys)} of {a.seeds * a.folds} folds, {len(whole)} seeds of {a.seeds} whole'))
     card = f'{hardware.card}-dry' if a.dry else hardware.card
     path = Path(a.out) / f'minilm-{"scores" if a.scores else "folds"}-{card}.json'
-    save_records(path, records, hardware, command_of(a), workload='MiniLM (22.7M) on hoc_pairs, grouped folds', rows_total=len(store), positives=float(np.mean(store.labels.numpy())), folds_done=[list(k) for k in keys], scores=tables, **({} if a.scores else dict(builds=state.builds, begin_s={n: quantiles([state.done[k][n]['begin'] for k in keys]) for n in names(a)})))
+    save_records(path, records, hardware, command_of(a), workload='MiniLM (22.7M) on hoc_pairs, grouped folds', rows_total=len(store), positives=float(np.mean(store.labels.numpy())), folds_done=[list(k) for k in keys], scores=tables, **({} if a.scores else dict(first_run_s=state.first_run_s, begin_s={n: quantiles([state.done[k][n]['begin'] for k in keys]) for n in names(a)})))
     for r in records[1:]: print(f'{path}, {r.stopped}: {r.variant}' + ('' if a.scores else f' {r.ratio["p50"]:.2f} times [{r.ratio["low"]:.2f}, {r.ratio["high"]:.2f}]') + f'; pooled F1 {r.loss["pair_f1"]:.4f} against {records[0].loss["pair_f1"]:.4f}, differences {[round(d, 4) for d in r.loss["pair_f1_differences"]]}')
 
 
@@ -298,7 +301,7 @@ def parse(argv=None):
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, value in SIZES.items(): p.add_argument(f'--{name.replace("_", "-")}', type=int, default=value)
     p.add_argument('--lr', type=float, default=1e-4, help='learning rate'); p.add_argument('--compile', action='store_true', help='the trainer with torch_compile too')
-    p.add_argument('--limit', type=float, default=230., help='seconds after which no further fold begins'); p.add_argument('--without-fast', action='store_true', help='only Hugging Face Trainer and eager mode')
+    p.add_argument('--limit', type=float, default=230., help='seconds of the call, with what comes before the first fold'); p.add_argument('--without-fast', action='store_true', help='only Hugging Face Trainer and eager mode')
     p.add_argument('--out', default='bench/results'); p.add_argument('--pack'); p.add_argument('--state', help='folder that keeps the folds that are done'); p.add_argument('--dry', action='store_true', help='tiny, whatever the sizes')
     p.add_argument('--scores', action='store_true', help='scores alone, several processes at once'); p.add_argument('--processes', type=int, default=8); p.add_argument('--part', help=argparse.SUPPRESS)
     a = p.parse_args(argv)

@@ -56,10 +56,10 @@ def test_the_next_call_goes_on(setting):
 def test_what_is_known_of_the_calls_is_kept(setting):
     a, hardware, store, folds = setting
     state = State(a, hardware, store, folds)
-    state.builds, state.turn_s = dict(hf=2.), 30.
+    state.first_run_s, state.turn_s = dict(hf=2.), 30.
     state.add(0, 1, fold(3.))
     again = State(a, hardware, store, folds)
-    assert again.builds == dict(hf=2.) and again.turn_s == 30. and again.done.keys() == {(0, 1)}
+    assert again.first_run_s == dict(hf=2.) and again.turn_s == 30. and again.done.keys() == {(0, 1)}
 
 
 def test_scores_of_parts_make_one_record_without_times(setting, tmp_path, monkeypatch):
@@ -74,7 +74,7 @@ def test_scores_of_parts_make_one_record_without_times(setting, tmp_path, monkey
         for seed, k in part_of(a): state.add(seed, k, fold(2., wrong=(k,)))
     a.part = None
     assert sorted(parts) == part_of(a) == [(seed, k) for seed in (3, 4) for k in range(3)]
-    for name, value in dict(load_tokenizer=None, read_rows=[], thinned=[], table_from=SimpleNamespace(labels=None, groups=None), tokenise=store, repeated_folds=folds).items(): monkeypatch.setattr(minilm_folds, name, lambda *_, value=value, **__: value)
+    monkeypatch.setattr(minilm_folds, 'prepared', lambda a: (hardware, None, None, None, store, folds))
     assert minilm_folds.gather(a) is True
     found = read_json(tmp_path/f'minilm-scores-{hardware.card}.json')
     hf, ours, fast = found['rows']
