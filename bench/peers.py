@@ -4,6 +4,8 @@
     python bench/peers.py --shape bert             BERT-base shape; bert-peers-<card>.json
     python bench/peers.py --start                  seconds to the first update, each in a process of its own, first with nothing kept, then
                                                    with compiled code kept in a folder; w1-start-<card>.json
+    python bench/peers.py --start --attention transformers
+                                                   the same with the model's own attention in places; w1-start-transformers-<card>.json
     python bench/peers.py --explore                only our own settings against each other, nothing is written
     python bench/peers.py --small                  a tiny model, to try the script out without a GPU; writes into a folder of its own
 
@@ -20,7 +22,7 @@ import transformers
 
 from optkit.data import TokenStore, steps
 from optkit.engine import training_flops
-from optkit.fast import FastEngine, keep_compiled
+from optkit.fast import ATTENTION, FastEngine, keep_compiled
 from optkit.hardware import detect
 from optkit.precision import choose_precision
 from optkit.timing import Variant, compare, record, save_records
@@ -146,7 +148,7 @@ def warm(name, work, count):
 
 def settings(explore, shape):
     "Our own settings"
-    if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {'optkit, one length an octave in turn': dict(octave=1, beside=False)})}
+    if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {}), 'optkit, attention of transformers': dict(attention='transformers')}
     return {'as it is': dict(), 'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'two shapes': dict(most=2), 'one length an octave': dict(octave=1), 'in turn': dict(beside=False), 'in places': dict(end_to_end=False), 'one an octave in turn': dict(octave=1, beside=False)}
 
 
@@ -173,7 +175,7 @@ def start_once(args):
     hw = detect()
     model, store = model_of(args.shape, args.small), rows_of(500 if args.small else 30000, 512 if args.small else 8192, 64 if args.small else 512)
     ready = time.perf_counter()
-    work = Ours(FastEngine(model, choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32'), max_grad_norm=1., layers=True), store)
+    work = Ours(FastEngine(model, choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32'), max_grad_norm=1., layers=True, attention=args.attention), store)
     made = time.perf_counter()
     work(1)
     wait()
@@ -186,11 +188,16 @@ def start_once(args):
     print(json.dumps(dict(imports_s=imported - begin, data_and_model_s=ready - imported, engine_s=made - ready, first_step_s=first - made, first_update_s=first - ready, all_shapes_s=many - ready, reset_s=time.perf_counter() - many, note=repr(work.engine))))
 
 
+def of_start(args):
+    "What a start is of, as options of the command line"
+    return [*(['--shape', args.shape] if args.shape != 'w1' else []), *(['--attention', args.attention] if args.attention != 'optkit' else [])]
+
+
 def start_record(args, found, hw):
     "The record of the starts so far"
-    rows = [dict(variant=f'optkit, {k}', baseline='none', repeats=len(of), seconds={q: float(np.quantile([f['first_update_s'] for f in of], v)) for q, v in (('p20', .2), ('p50', .5), ('p80', .8))})
+    rows = [dict(variant=f'optkit{"" if args.attention == "optkit" else ", attention of " + args.attention}, {k}', baseline='none', repeats=len(of), seconds={q: float(np.quantile([f['first_update_s'] for f in of], v)) for q, v in (('p20', .2), ('p50', .5), ('p80', .8))})
             for k in ('cold', 'warm', WITHOUT) for of in [[f for f in found if f['start'] == k]] if of]
-    save_records(f'{args.out}/{args.shape}-start-{hw.card}.json', rows, hw, 'python bench/peers.py --start' + (f' --shape {args.shape}' if args.shape != 'w1' else ''), starts=json.dumps(found),
+    save_records(f'{args.out}/{args.shape}-start-{"" if args.attention == "optkit" else args.attention + "-"}{hw.card}.json', rows, hw, ' '.join(['python bench/peers.py --start', *of_start(args)]), starts=json.dumps(found),
                  note='seconds from a model and its data in host memory to the end of the first optimizer step; imports of torch and optkit are not counted, that of the compiler of torch at its first use is, except in the last row')
 
 
@@ -201,8 +208,8 @@ def start(args):
     with contextlib.nullcontext(args.cache) if args.cache else tempfile.TemporaryDirectory() as folder:
         env, found = {k: v for k, v in os.environ.items() if k not in ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR', 'PYTHONDONTWRITEBYTECODE')}, []
         env['PYTHONPYCACHEPREFIX'] = os.path.join(os.path.abspath(folder), 'python') # some images keep no bytecode, others have that of all packages: neither would be cold first and then warm
-        for kind in ('cold', 'warm', 'warm', WITHOUT, WITHOUT):
-            done = subprocess.run([sys.executable, __file__, '--shape', args.shape, *(['--small'] if args.small else []), *(['--imported'] if kind == WITHOUT else []), '--once', folder], env=env, stdout=subprocess.PIPE, text=True)
+        for kind in ('cold', 'warm', 'warm', *((WITHOUT, WITHOUT) if args.attention == 'optkit' else ())):
+            done = subprocess.run([sys.executable, __file__, *of_start(args), *(['--small'] if args.small else []), *(['--imported'] if kind == WITHOUT else []), '--once', folder], env=env, stdout=subprocess.PIPE, text=True)
             if done.returncode: sys.exit(f'the {kind} start ended with {done.returncode}')
             found.append(dict(start=kind, **json.loads(done.stdout.splitlines()[-1])))
             print(found[-1], flush=True)
@@ -221,6 +228,7 @@ def main():
     parser.add_argument('--limit', type=float, default=float('inf'), help='seconds of all: what building takes longer, the comparison gets less')
     parser.add_argument('--per-round', type=int, default=50, help='steps of each variant in a round; peers that group by length repeat their lengths every 50')
     parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
+    parser.add_argument('--attention', choices=ATTENTION, default='optkit', help="of --start: our own, or the model's own in the same places")
     parser.add_argument('--cache', help='an empty folder in which --start leaves what was compiled; a temporary one without')
     parser.add_argument('--once', help=argparse.SUPPRESS)
     parser.add_argument('--imported', action='store_true', help=argparse.SUPPRESS)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FARTHEST', 'HALF', 'Places', 'move', 'position_rows', 'skew', 'pair_bias', 'pair_bias_back', 'Lanes',
-           'placed_forward', 'placed_backward', 'whole_forward', 'whole_backward', 'attend_in_places', 'attention_kind',
-           'in_places']
+           'placed_forward', 'placed_backward', 'whole_forward', 'whole_backward', 'attend_in_places', 'Taken',
+           'attention_kind', 'in_places']
 
 # %% ../nbs/02g_attention.ipynb #a7100004
 import itertools, math
@@ -27,6 +27,7 @@ class Places:
     beside = False # on a GPU: lengths one beside the other, on streams of their own
     ends = longest = None # where rows end [rows + 1] int32, the first entry is 0, and tokens of the longest place: attention without positions takes them end to end
     masks = far = onehot = None # of each slot [rows, l] bool; entries of the position table for each distance, see `position_rows`
+    own = None # of each slot, where the modules' own forward is to run: the mask and the distances (or None) that it takes
 
 def move(tokens, there, keep=None):
     "Rows of `tokens` to where they are wanted; 0 where there is nothing to `keep` (bool)"
@@ -316,6 +317,30 @@ def _deberta_in_places(self, cls, hidden_states, attention_mask=None, output_att
     factor = 1 / math.sqrt(self.attention_head_size * (1 + len(kinds)))
     return attend_in_places(qkv, self.num_attention_heads, factor, self.dropout.p if self.training else 0., pos_key, pos_query)[None], None
 
+# %% ../nbs/02g_attention.ipynb #1c854919
+class Taken(torch.autograd.Function):
+    "Rows of `tokens` to where they are wanted; 0 where there is nothing to `keep` (or None: all). Each goes to one place, so the way back takes too, where an `index_select` would add up in any order"
+    @staticmethod
+    def forward(ctx, tokens, there, back, keep, keep_back):
+        ctx.save_for_backward(back, keep_back)
+        found = tokens.index_select(0, there)
+        return found if keep is None else found.masked_fill(~keep[:, None], 0)
+    @staticmethod
+    def backward(ctx, grad):
+        back, keep = ctx.saved_tensors
+        return grad.index_select(0, back).masked_fill(~keep[:, None], 0), None, None, None, None
+
+def _own_in_places(self, cls, hidden_states, attention_mask=None, *args, **kwargs):
+    "The module's own forward, on the rows of each slot"
+    if kwargs.get('query_states') is not None: raise ValueError('queries that are not the hidden states have no places')
+    p, out, at = self.places, [], 0
+    there = Taken.apply(hidden_states[0], p.index, p.inverse, None, p.real)
+    for (rows, l), (mask, distances) in zip(p.slots, p.own):
+        own = kwargs if distances is None else kwargs | dict(relative_pos=distances)
+        out.append(cls.forward(self, there[at:at + rows * l].view(rows, l, -1), mask, *args, **own)[0].flatten(0, 1))
+        at += rows * l
+    return Taken.apply(torch.cat(out), p.inverse, p.index, p.real, p.held)[None], None
+
 # %% ../nbs/02g_attention.ipynb #a7100021
 def attention_kind(module) -> str | None: # 'bert', 'deberta' or None
     "Whether an attention module can be given places"
@@ -327,7 +352,9 @@ def attention_kind(module) -> str | None: # 'bert', 'deberta' or None
 def in_places(cls, kind):
     "The class of an attention module with a forward that goes by `places`"
     inside = _bert_in_places if kind == 'bert' else _deberta_in_places
-    def forward(self, *args, **kwargs): return inside(self, cls, *args, **kwargs) if self.places.on else cls.forward(self, *args, **kwargs)
+    def forward(self, *args, **kwargs):
+        if not self.places.on: return cls.forward(self, *args, **kwargs)
+        return (inside if self.places.own is None else _own_in_places)(self, cls, *args, **kwargs)
     return type(cls.__name__, (cls,), dict(forward=forward))
 
 # %% ../nbs/02g_attention.ipynb #a7100027

@@ -1,5 +1,5 @@
 "The fast engine against the plain one: shapes, places, families of models, tasks, values, resets"
-import gc, itertools
+import copy, gc, itertools
 from dataclasses import replace
 
 import numpy as np
@@ -182,6 +182,71 @@ def test_a_model_that_16_bits_cost_much_is_no_wrong_kernel(monkeypatch, seed):
     assert 'differ' in places_problem(engine, call, STORE, exact=False)
 
 
+@pytest.mark.parametrize('name', [n for n in PLACED if n != 'deberta, wide table'])
+def test_attention_of_transformers_in_places_equals_the_plain_engine(name):
+    "Steps with an evaluation in places between them, and a shape with an empty place and tokens of no row"
+    plain, fast = Engine(model_of(name), FP32), Fast(model_of(name), FP32, at_once=8, attention='transformers')
+    fast.forward_in_places, ran = True, []
+    np.testing.assert_allclose(losses(plain, lr=1e-3), losses(fast, lr=1e-3), rtol=2e-5)
+    call, rows = fast.call_for(STORE), np.arange(7)
+    assert call.own and not call.end_to_end and not fast.notes and fast.own_attention(STORE).value == "the model's own, in places"
+    torch.testing.assert_close(plain.predict(STORE, rows), fast.predict(STORE, rows), rtol=1e-3, atol=1e-3)
+    for module in call.modules: module.register_forward_hook(lambda m, a, found: ran.append(found[0][0].detach()))
+    shape = Shape(((1, 64), (3, 32), (8, 16)), 320)
+    fast.known = {k: replace(c, value=(shape,)) for k, c in fast.known.items()}  # seven rows leave places empty
+    micro = list(steps(STORE, np.argsort(STORE.lengths)[:7], 7, 1, 2, 'padded'))[0]
+    np.testing.assert_allclose(plain.step(STORE, [*micro]).item(), fast.step(STORE, [*micro]).item(), rtol=2e-5)
+    assert (shape, STORE.task) in fast.built and len(ran) % len(call.modules) == 0
+    if not fast.graphs: assert len(ran) and all(len(f) == 320 and not f[int(STORE.lengths[micro[0].rows].sum()):].any() and f[:int(STORE.lengths[micro[0].rows].sum())].any(1).all() for f in ran)
+    same_weights(plain.model, fast.model)
+
+
+def test_the_forward_of_transformers_is_what_runs(monkeypatch):
+    "On the padded rows of each length, and only there; a mask that is wrong is seen by the trial"
+    from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention as Own
+    forward, shapes = Own.forward, []
+    monkeypatch.setattr(Own, 'forward', lambda self, hidden, mask, *a, **k: (shapes.append((tuple(hidden.shape[:2]), tuple(mask.shape), tuple(k['relative_pos'].shape))), forward(self, hidden, mask, *a, **k))[1])
+    monkeypatch.setattr('optkit.attention.attend_in_places', None)
+    fast = Fast(model_of('deberta'), FP32, at_once=8, attention='transformers', graphs=False)
+    shape = fast.shapes_for(STORE, 8)[0]
+    assert isinstance(fast.call_for(STORE), PlacedPacking), fast.notes
+    shapes.clear()
+    losses(fast)
+    assert {s[0] for s in shapes} == {slot for built, _ in fast.built for slot in built.slots} and all(m == (n, 1, l, l) and p == (1, l, l) for (n, l), m, p in shapes)
+    own = PlacedPacking._own
+    monkeypatch.setattr(PlacedPacking, '_own', lambda self, slots, seen: own(self, slots, [torch.ones_like(m) for m in seen]))
+    wrong = Fast(model_of('deberta'), FP32, attention='transformers')
+    assert wrong.call_for(STORE) is wrong.model and 'differ' in wrong.notes[0]
+
+
+def test_attention_whose_masks_are_not_known_is_padded():
+    model = model_of('bert')
+    engine = Fast(model, FP32, attention='transformers')
+    model.config._attn_implementation = 'flex_attention'
+    with pytest.raises(InputError, match='is flex_attention; expected eager or sdpa'): PlacedPacking(engine.model, 'classification', own=True)
+
+
+@pytest.mark.slow # compiles, up to a minute
+@pytest.mark.parametrize('name', ['deberta', 'bert'])
+def test_attention_of_transformers_is_compiled_once_for_each_shape(name):
+    "Not for each layer, nor after an evaluation, and in one piece"
+    from torch._dynamo.utils import counters
+    cls, config, extra = PLACED[name]
+    found = []
+    for layers in (2, 5):
+        torch._dynamo.reset(); counters.clear()
+        torch.manual_seed(0)
+        model = cls(config(**small(**extra) | dict(num_hidden_layers=layers)))
+        plain, fast = Engine(copy.deepcopy(model), FP32), FastEngine(model, FP32, at_once=8, layers=True, attention='transformers')
+        np.testing.assert_allclose(losses(plain, lr=1e-3), losses(fast, lr=1e-3), rtol=2e-5)
+        fast.predict(STORE, np.arange(9))
+        losses(fast)
+        same_count = counters['stats']['unique_graphs']
+        assert not fast.notes and fast.layers and not counters['graph_break'] and same_count == len([k for k in fast.built if len(k) == 2]), (fast, counters['graph_break'], same_count)
+        found.append(same_count)
+    assert found[0] == found[1] > 1
+
+
 def test_why_rows_need_places():
     good = dict(kinds={'bert'}, device='cuda', capability=(8, 6), compute='bf16', depth=64)
     assert end_to_end_problem(**good) == ''
@@ -301,6 +366,10 @@ def test_class_weights_of_another_head_cost_no_graph(weights):
 @pytest.mark.parametrize('bad', [dict(at_once=0), dict(most=0), dict(octave=3)], ids=str)
 def test_sizes_that_cannot_be(bad):
     with pytest.raises(InputError, match='expected'): Fast(example_model(), FP32, **bad)
+
+
+def test_an_attention_that_nobody_has():
+    with pytest.raises(InputError, match="^attention 'flash': expected 'optkit' or 'transformers'$"): Fast(example_model(), FP32, attention='flash')
 
 
 @pytest.mark.parametrize('values', [dict(label_smoothing=.2), dict(class_weights=(.3, 2.)), dict(label_smoothing=.1, class_weights=(1., 4.)), dict(max_grad_norm=.05), dict(max_grad_norm=0.),
