@@ -353,7 +353,7 @@ def in_places(cls, kind):
     "The class of an attention module with a forward that goes by `places`"
     inside = _bert_in_places if kind == 'bert' else _deberta_in_places
     def forward(self, *args, **kwargs):
-        if not self.places.on: return cls.forward(self, *args, **kwargs)
+        if not self.places.on: raise RuntimeError(f'{cls.__name__} was called in places without any being set')
         return (inside if self.places.own is None else _own_in_places)(self, cls, *args, **kwargs)
     return type(cls.__name__, (cls,), dict(forward=forward))
 

@@ -153,13 +153,12 @@ class PlacedPacking(Packing):
         self.own = own
         if self.causal: raise InputError(f'{type(model).__name__} is causal; places are for encoders')
         if own and 'bert' in self.kinds and (how := self.config._attn_implementation) not in ('eager', 'sdpa'): raise InputError(f"the model's attention is {how}; expected eager or sdpa, whose masks are known")
-        for m in self.modules: m.places = self.places
 
     @contextmanager
     def switched(self):
         "The attention modules go by places inside"
         own = [(m, type(m)) for m in self.modules]
-        for m, cls in own: m.__class__ = _with_places(cls, attention_kind(m))
+        for m, cls in own: m.places, m.__class__ = self.places, _with_places(cls, attention_kind(m)) # another call of the same model has places of its own
         try: yield
         finally:
             for m, cls in own: m.__class__ = cls

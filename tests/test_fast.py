@@ -862,6 +862,24 @@ def test_adapters():
     same_weights(plain.model, fast.model)
 
 
+@pytest.mark.parametrize('other', ['engine', 'store'])
+def test_another_call_of_the_same_model_has_places_of_its_own(other):
+    "Rows would see each other where attention looked at the places of somebody else, or at none"
+    model = example_model(dropout=0.)
+    fast, short = Fast(model, FP32), replace(STORE, max_length=61)
+    fast.reset(lr=0.)
+    micro = next(iter(steps(STORE, np.arange(len(STORE)), 8, 1, 0, 'sorted', 4)))
+    expected = fast.step(STORE, micro).item()
+    second = Fast(model, FP32) if other == 'engine' else fast
+    second.reset(lr=0.)
+    assert second.call_for(short) is not fast.call_for(STORE)
+    second.step(short, micro)
+    fast.built.clear() # the next step sends rows through Python again, as a new shape does
+    assert fast.step(STORE, micro).item() == pytest.approx(expected, rel=1e-5)
+    for m in fast.call_for(STORE).modules:
+        with pytest.raises(RuntimeError, match='without any being set'), fast.call_for(STORE).switched(): m(torch.zeros(1, 4, 32))
+
+
 def test_gradients_that_others_have_replaced():
     fast, plain = Fast(example_model(dropout=0.), FP32), Engine(example_model(dropout=0.), FP32)
     first = losses(plain)
