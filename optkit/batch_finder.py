@@ -209,6 +209,7 @@ def _attempt(probe, batch, budget):
         _free()
         return Probe(batch, None, False, failed)
     peak, *more = peak if isinstance(peak, tuple) else (peak,)
+    if peak is not None and not peak >= 0: raise ValueError(f'the probe of {batch} rows returned {peak!r}, expected bytes from 0 on, or None where they cannot be read')
     over = f'{_size(peak)} is over the budget of {_size(budget)}' if budget and peak and peak > budget else ''
     return Probe(batch, peak, not over, over, *more)
 
@@ -308,7 +309,9 @@ def find_batch_size(
     patience: float = 600., # seconds that ranks wait for each other, the difference of their slowest probes included
     least: int = 1 # smallest size that makes sense
 ) -> BatchPlan:
-    "The largest physical batch that ran within the budget. Raises `MemoryError` when one row does not fit, `RuntimeError` when another rank failed or does not answer."
+    "The largest physical batch that ran within the budget. Raises `MemoryError` when one row does not fit, `RuntimeError` when another rank failed or does not answer. What the probe trains is put back if the probe knows its model; else wrap the search in `preserved`."
+    if (model := getattr(probe, 'model', None)) is not None:
+        with preserved(model, getattr(probe, 'optimizer', None)): return find_batch_size(probe.__call__, effective, start, limit, headroom, capacity, longest, tolerance, ranks, patience, least)
     tolerance = (.01 if capacity else 0.) if tolerance is None else tolerance
     _whole(start=start, limit=limit, least=least, **({} if effective is None else dict(effective=effective)))
     if not 0 <= headroom < 1: raise ValueError(f'headroom is {headroom}, expected a share from 0 up to 1')
@@ -367,6 +370,7 @@ def find_batch_table(
 ) -> dict[int, BatchPlan]: # by length, ascending
     "The largest physical batch for rows of each length"
     found, start, lengths = {}, kwargs.pop('start', 8), sorted(set(lengths), reverse=True)
+    for length in lengths: _whole(length=length)
     for length, shorter in zip(lengths, [*lengths[1:], None]):
         plan = found[length] = find_batch_size(probe_at(length), effective, start=start, longest=length, **kwargs)
         best = max(p.batch for p in plan.tried if p.fits)
@@ -380,8 +384,9 @@ class MemoryProbe:
         step: Callable[[int], object], # trains one optimizer step of that many of the longest rows
         device='cuda', # of the model
         optimizer=None, # its step tells where activations end and the update begins
-        clean: Callable[[], None] | None = None # called after a failed step
-    ): self.step, self.device, self.optimizer, self.clean = step, torch.device(device), optimizer, clean
+        clean: Callable[[], None] | None = None, # called after a failed step
+        model=None # that `step` trains: a search puts it and the optimizer back, see `preserved`; None: they stay as the steps leave them
+    ): self.step, self.device, self.optimizer, self.clean, self.model = step, torch.device(device), optimizer, clean, model
 
     def __call__(self, batch):
         if self.device.type != 'cuda': return self._twice(batch)

@@ -50,9 +50,10 @@ def rows_digest(
 def model_digest(
     model # a torch module
 ) -> str: # SHA-256, hexadecimal
-    "A hash of a model's kind and of the names and shapes of its weights"
+    "A hash of a model's kind, of the names and shapes of its weights, and of its rates of dropout"
     shapes = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in model.named_parameters()]
-    return hashlib.sha256(repr((type(model).__name__, shapes)).encode()).hexdigest()
+    rates = [(n, float(m.p)) for n, m in model.named_modules() if type(m).__name__.endswith('Dropout') and isinstance(getattr(m, 'p', None), (int, float))]
+    return hashlib.sha256(repr((type(model).__name__, shapes, rates)).encode()).hexdigest()
 
 def check_same(
     saved: dict, now: dict, # what a run is made of, by name

@@ -488,8 +488,13 @@ def _usable(table, tokenizer, max_length):
     if not getattr(tokenizer, 'is_fast', False): raise InputError(f'{kind} is no fast tokenizer; load one with AutoTokenizer')
     if tokenizer.pad_token_id is None: raise InputError(f'{kind} has no padding token; set its pad_token first, for example to its eos_token')
     special = tokenizer.num_special_tokens_to_add(table.pairs is not None)
-    try: return _whole('max_length', max_length, special + 1)
+    try: max_length = _whole('max_length', max_length, special + 1)
     except ValueError as exc: raise InputError(f'{exc}: {special} special tokens and one of the text') from None
+    for row, parts in enumerate(zip(table.texts, table.pairs) if table.pairs is not None else zip(table.texts)):
+        try:
+            for part in parts: (part if isinstance(part, str) else ' '.join(part)).encode()
+        except UnicodeEncodeError as exc: raise InputError(f'{table.source}: row {table.number(row)} holds {exc.object[exc.start]!r}, half of a character, which no tokenizer takes; mend or remove it') from None
+    return max_length
 
 def _tokenised(table, tokenizer, max_length, progress):
     tokens, types, targets, lengths, full, lost = _encode_all(table, tokenizer, max_length, progress)

@@ -97,6 +97,8 @@ def _check_split(rows, labels, k, groups):
     if rows.ndim != 1 or rows.dtype.kind not in 'iu': raise InputError(f'rows to split: expected a list of row numbers, found {rows.ndim} dimensions of {rows.dtype}; for a mask pass np.flatnonzero(mask)')
     if len(rows) < k: raise InputError(f'{len(rows)} rows for {k} folds')
     if labels.ndim != 1: raise InputError(f'labels to stratify by have the shape {labels.shape}, expected one class a row; strata_of(store) makes them')
+    if len(twice := np.flatnonzero(np.bincount(rows) > 1)): raise InputError(f'row {twice[0]} is given more than once, so that folds would train on what they are scored on; give each row once')
+    if groups is not None and pd.isna(np.asarray(groups, dtype=object)).any(): raise InputError('a row has no group; give each one, a row that stands alone one of its own')
     for name, of in (('labels', labels), ('groups', groups)):
         if of is not None and len(of) <= rows.max(): raise InputError(f'{len(of)} {name}, but the rows to split go up to {rows.max()}; expected one for each row of the store')
     _check_groups(groups, rows, k)
@@ -229,7 +231,7 @@ def cross_validate(
         found.append(_fold_score(result, logits, labels, store, n // k, n % k, len(valid), trainer.custom))
         outputs.append((np.asarray(valid), logits, labels))
         if on_fold: on_fold(found[-1])
-        if stop and n + 1 < len(folds) and (verdict := stop([f.score for f in found])).value: stopped = verdict; break
+        if stop and n + 1 < len(folds) and (verdict := stop([f.score for f in found])) and getattr(verdict, 'value', verdict): stopped = verdict if isinstance(verdict, Choice) else Choice(True, 'stop said so'); break
         if trainer.stopping: stopped = Choice(True, 'stop was called'); break
     result = FoldsResult(tuple(found), len(folds), _pooled(outputs, k, store, kwargs.get('custom')), config.metric, stopped, tuple(outputs))
     if folder is not None: write_json(Path(folder) / 'folds.json', result.to_json())

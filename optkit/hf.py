@@ -6,8 +6,8 @@
 __all__ = ['settings_of', 'left_out', 'store_of', 'rows_of']
 
 # %% ../nbs/02f_hf.ipynb #86c3caee
-import math
-from collections.abc import Callable
+import inspect, math
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from numbers import Integral
 
@@ -63,7 +63,7 @@ _NO_MATTER = set('''logging_dir logging_strategy logging_steps logging_first_ste
     gradient_checkpointing_kwargs activation_checkpointing_kwargs accelerator_config eval_steps save_safetensors overwrite_output_dir hub_token length_column_name save_only_model trackio_space_id eval_on_start
     batch_eval_metrics'''.split())
 _KNOWN_CALLBACKS = {'DefaultFlowCallback', 'PrinterCallback', 'ProgressCallback', 'NotebookProgressCallback', 'EarlyStoppingCallback'}
-_KNOWN_COLLATORS = {'DataCollatorWithPadding', 'DefaultDataCollator', 'function', 'DataCollatorForLanguageModeling', 'DataCollatorForTokenClassification', 'DataCollatorForSeq2Seq'}
+_KNOWN_COLLATORS = {'DataCollatorWithPadding', 'DefaultDataCollator', 'default_data_collator', 'DataCollatorForLanguageModeling', 'DataCollatorForTokenClassification', 'DataCollatorForSeq2Seq'}
 
 def _arguments_left(a):
     for f in fields(a):
@@ -92,11 +92,19 @@ def left_out(
     if a.torch_compile and a.torch_compile_backend not in (None, 'inductor'): said.append(f'torch_compile_backend={a.torch_compile_backend!r}: inductor instead')
     said += [*_scores_left(trainer), *_sums_left(trainer)]
     said += [f'callback {type(c).__name__}' for c in trainer.callback_handler.callbacks if type(c).__name__ not in _KNOWN_CALLBACKS]
-    if (name := type(trainer.data_collator).__name__) not in _KNOWN_COLLATORS: said.append(f'data_collator {name}: rows are padded as they are')
+    if (name := getattr(trainer.data_collator, '__name__', type(trainer.data_collator).__name__)) not in _KNOWN_COLLATORS: said.append(f'data_collator {name}: not called, rows are padded as they are')
+    said += _columns_left(trainer)
     if getattr(trainer, 'compute_loss_func', None) is not None: said.append("compute_loss_func: the task's own loss is taken")
     own = dict.fromkeys(name for kind in type(trainer).__mro__ if not issubclass(Trainer, kind) for name in vars(kind)) # of every class below theirs, and of what is mixed in
     said += [f'{type(trainer).__name__}.{name}: overridden, not called' for name in own if callable(getattr(Trainer, name, None)) and not hasattr(object, name)]
     return said
+
+def _columns_left(trainer):
+    "Columns that reach their model and not ours"
+    first = trainer.train_dataset[0] if len(trainer.train_dataset) else {}
+    takes = inspect.signature(trainer.model.forward).parameters
+    for name in first.keys() if isinstance(first, Mapping) else ():
+        if name not in _READ and (name in takes or not trainer.args.remove_unused_columns): yield f'column {name}: not read'
 
 def _scores_left(trainer):
     "What decides otherwise which epoch is best"
@@ -104,6 +112,7 @@ def _scores_left(trainer):
     if threshold := getattr(stopping, 'early_stopping_threshold', 0): yield f'early_stopping_threshold={threshold}: any better score counts'
     if trainer.eval_dataset is None: return
     if not _logits_kept(trainer) and (_metric(a) != 'loss' or trainer.compute_metrics is not None): yield 'compute_metrics: the logits of a language model are not kept; the loss decides'
+    elif _metric(a) != 'loss' and trainer.compute_metrics is None: yield f'metric_for_best_model={a.metric_for_best_model!r}: there is no compute_metrics that gives it; the loss decides'
     elif _metric(a) == 'loss' and trainer.compute_metrics is not None: yield 'compute_metrics: not called, since metric_for_best_model names none of its figures; the loss decides'
     if _metric(a) == 'loss' and a.label_smoothing_factor: yield f'label_smoothing_factor={a.label_smoothing_factor}: not in the loss of the evaluation'
 
@@ -132,7 +141,10 @@ def _task_of(model, label):
 
 def _shown(value): return text if len(text := repr(value)) < 50 else text[:47] + '...'
 
+_READ = {'input_ids', 'attention_mask', 'token_type_ids', 'labels', 'label', 'label_ids'}
+
 def _row_of(item, number):
+    if not isinstance(item, Mapping): raise InputError(f'row {number} is {_shown(item)}, expected names with values, such as input_ids and labels')
     item = dict(item)
     if 'input_ids' not in item: raise InputError(f"row {number} has no input_ids, only {', '.join(map(repr, item))}; tokenise the data set first")
     label = next((_flat(item[k]) for k in ('labels', 'label', 'label_ids') if item.get(k) is not None), None)
@@ -141,6 +153,7 @@ def _row_of(item, number):
         if (values is not None or name == 'input_ids') and not (isinstance(values, (list, tuple)) and len(values) == len(ids) and isinstance((*values[:1], 0)[0], Integral)):
             raise InputError(f'row {number}: {name} are {_shown(values)}, expected one list of whole numbers a row, as long as input_ids (a tokenizer with return_tensors gives a batch instead)')
     keep = [n for n in range(len(ids)) if mask is None or mask[n]]
+    if keep and len(keep) <= keep[-1] - keep[0]: raise InputError(f'row {number}: attention_mask hides tokens between others; expected 0 only where a row is padded, at its ends')
     each = isinstance(label, list) and len(label) == len(ids)
     return [ids[n] for n in keep], None if types is None else [types[n] for n in keep], label, [label[n] for n in keep] if each else None
 
@@ -192,6 +205,7 @@ def rows_of(
     trainer # of transformers, configured
 ) -> tuple[TokenStore, np.ndarray, np.ndarray | None]: # rows of both data sets; numbers to train on, and to evaluate on (None: no data set)
     "The rows of a trainer's data sets"
+    if not hasattr(trainer, 'train_dataset') or not hasattr(trainer, 'args'): raise InputError(f'{type(trainer).__name__} is no Trainer of transformers; give the configured Trainer itself')
     if trainer.train_dataset is None: raise InputError('the trainer has no train_dataset')
     if isinstance(trainer.eval_dataset, dict): raise InputError(f"the trainer has several eval_datasets ({', '.join(trainer.eval_dataset)}); give it one")
     if not hasattr(trainer.train_dataset, '__len__'): raise InputError('the train_dataset has no length: it is read as a stream; give it as a data set with all its rows')

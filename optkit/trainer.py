@@ -10,7 +10,7 @@ __all__ = ['SCHEDULES', 'ADAPTERS', 'ATTENTION', 'COMPILE', 'CLAIM_SWITCHES', 'N
            'fold_runner', 'FromHF', 'from_hf']
 
 # %% ../nbs/03_trainer.ipynb #3dc1f70d
-import copy, json, logging, math, os, time, traceback
+import copy, json, logging, math, os, time, traceback, warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -350,6 +350,9 @@ def check_run(
     for name, rows in (('train', train), ('evaluate', valid)):
         if rows is not None and (np.min(rows) < 0 or np.max(rows) >= len(store)): raise InputError(f'rows to {name} go from {np.min(rows)} to {np.max(rows)}, the store has {len(store)} (0 to {len(store) - 1})')
     if valid is not None: check_metric(config.metric, store.task, custom)
+    if valid is not None and (both := len(np.intersect1d(train, valid))): warnings.warn(f'{both} of the {len(valid)} rows to evaluate on are also trained on, so the score says nothing about new rows', stacklevel=3)
+    if valid is not None and config.metric == 'auroc' and store.task == 'classification' and len(seen := store.labels[torch.as_tensor(np.asarray(valid))].unique()) < engine.model.config.num_labels:
+        raise InputError(f'auroc is not defined on these {len(valid)} rows: {len(seen)} of the {engine.model.config.num_labels} labels are among them; choose another metric or other rows')
     if store.task in ('regression', 'multilabel') and config.label_smoothing: raise InputError(f'label_smoothing is for classes, the task is {store.task}; leave it at 0')
     check_augment(config.augment, config.augment_by, store, engine.device.type)
     if store.task in ('regression', 'causal') and config.class_weights is not None: raise InputError(f'class_weights are for classes, the task is {store.task}; leave them out')
@@ -541,6 +544,7 @@ class Trainer:
         peak: float | None = None, # FLOP/s of the card, for MFU; None: what `make_engine` knows, else n/a
         tokenizer=None # saved with the model
     ):
+        if folder is not None and Path(folder).exists() and not Path(folder).is_dir(): raise InputError(f'{folder} is a file; expected a folder for the run, or a free name')
         self.engine, self.config, self.progress, self.custom, self.peak, self.tokenizer = engine, config, progress, custom, peak or getattr(engine, 'peak', None), tokenizer
         self.on_step, self.on_epoch, self.on_end, self.folder = on_step, on_epoch, on_end, None if folder is None else Path(folder)
         self.store, self.placed = place(store, str(engine.device))

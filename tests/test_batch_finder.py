@@ -956,3 +956,28 @@ def test_a_predicted_peak_is_that_of_a_linear_card(base, row, update, sizes, bat
     if row * batch >= update: assert abs(told - real) <= 1e-6 * real
     elif batch >= min(sizes) and row * min(sizes) <= update: assert told == real
     assert told <= real * (1 + 1e-6)
+
+
+def test_a_probe_that_knows_its_model_leaves_it_as_it_was():
+    "Without `preserved` around the search; also when the step fails with something else"
+    from optkit.data import InputError
+    model = torch.nn.Linear(4, 2)
+    optimizer, before = torch.optim.AdamW(model.parameters()), [p.clone() for p in model.parameters()]
+    def step(rows):
+        model(torch.randn(rows, 4)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+        if rows > 4: raise KeyError('something else')
+    random = torch.get_rng_state()
+    assert find_batch_size(MemoryProbe(step, 'cpu', optimizer, model=model), limit=4, start=2).physical == 4
+    with pytest.raises(KeyError): find_batch_size(MemoryProbe(step, 'cpu', optimizer, model=model), limit=16, start=2)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before)) and not optimizer.state and torch.equal(random, torch.get_rng_state())
+    find_batch_size(MemoryProbe(step, 'cpu', optimizer), limit=4, start=2)
+    assert not torch.equal(next(model.parameters()), before[0]) # the step does train
+
+
+@pytest.mark.parametrize('bytes_', [math.nan, -1])
+def test_readings_that_are_none_are_refused(bytes_):
+    with pytest.raises(ValueError, match='expected bytes from 0 on'): find_batch_size(lambda rows: bytes_, capacity=10**9)
+
+
+def test_a_length_of_nothing_is_refused():
+    with pytest.raises(ValueError, match='length is 0'): find_batch_table(lambda length: lambda rows: 1, [0, 8], capacity=100)

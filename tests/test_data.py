@@ -1211,3 +1211,11 @@ def test_the_seconds_to_gather_are_measured(monkeypatch):
     for batch, step in ((math.nan, 1.), (.1, 0.), (.1, -1.), (-.1, 1.), (.1, math.nan), (math.inf, 1.)):
         with pytest.raises(ValueError, match='expected measured times, that of a step above 0'): choose_workers(batch, step, 4)
     assert choose_workers(0., 1., 4).value == 0
+
+
+@pytest.mark.parametrize('pairs', [None, ['x', 'y', 'z']])
+def test_half_a_character_is_named(pairs, tmp_path):
+    "A lone surrogate, as a JSON file can hold; no tokenizer takes it"
+    table = Table(['fine', 'w1 \ud83d', 'w2'], pairs, np.array([0, 1, 0]), ('a', 'b'), 'made up')
+    with pytest.raises(InputError, match=r"made up: row 2 holds '\\ud83d', half of a character"): tokenise(table, word_tokenizer(), 16, progress=False, cache=tmp_path / 'cache')
+    assert not (tmp_path / 'cache').exists()

@@ -194,3 +194,28 @@ def test_bad_folds_are_refused(store):
     for folds, repeats, said in (([], 1, '0 folds cannot be 1 repeats'), ([(every[:60], every[60:])], 0, '1 folds cannot be 0 repeats')):
         with pytest.raises(InputError, match=said): cross_validate(engine_of(), store, folds, CONFIG, repeats=repeats)
     with pytest.raises(InputError, match='5 folds cannot be 2 repeats'): cross_validate(engine_of(), store, repeated_folds(np.arange(90), strata_of(store), 5), CONFIG, repeats=2)
+
+
+def test_rows_that_leak_are_seen(store):
+    config = TrainConfig(epochs=1, lr=1e-3, precision='fp32')
+    engine = engine_of(config)
+    with pytest.warns(UserWarning, match='5 of the 10 rows to evaluate on are also trained on'): Trainer(engine, store, config).fit(np.arange(20), np.arange(15, 25))
+    with pytest.raises(InputError, match='row 3 is given more than once'): stratified_folds(np.array([0, 1, 2, 3, 3, 4]), np.array([0, 1] * 4), 2)
+    with pytest.raises(InputError, match='a row has no group'): stratified_folds(np.arange(6), np.array([0, 1] * 3), 2, groups=np.array(['a', None, 'b', 'c', 'a', 'b'], dtype=object))
+
+
+def test_a_stop_may_answer_yes_or_no(store):
+    config = TrainConfig(epochs=1, lr=1e-3, precision='fp32')
+    engine, folds = engine_of(config), repeated_folds(np.arange(len(store)), store.labels.numpy(), 3)
+    found = cross_validate(engine, store, folds, config, stop=lambda scores: len(scores) > 1)
+    assert len(found.folds) == 2 and found.stopped.value is True and found.stopped.reason == 'stop said so'
+    assert len(cross_validate(engine, store, folds, config, stop=lambda scores: False).folds) == 3
+
+
+def test_auroc_of_one_label_is_refused_before_training(store, tmp_path):
+    config = TrainConfig(epochs=9, lr=1e-3, precision='fp32', metric='auroc')
+    engine, one = engine_of(config), np.flatnonzero(store.labels.numpy() == 0)
+    with pytest.raises(InputError, match='auroc is not defined on these 4 rows: 1 of the 3 labels'): Trainer(engine, store, config, folder=tmp_path / 'run').fit(np.arange(30), one[one > 29][:4])
+    assert not (tmp_path / 'run').exists()
+    (tmp_path / 'taken').write_text('x')
+    with pytest.raises(InputError, match='taken is a file; expected a folder'): Trainer(engine, store, config, folder=tmp_path / 'taken')

@@ -343,3 +343,38 @@ def test_a_run_folder_without_rows_to_evaluate_on_holds_the_model(tmp_path):
     from_hf(theirs, HERE, folder=tmp_path / 'run', epochs=2).fit()
     kept = type(theirs.model).from_pretrained(tmp_path / 'run' / 'model')
     assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), theirs.model.parameters()))
+
+
+# --- what would have gone unnoticed
+
+def test_a_collator_of_their_own_is_said(tmp_path):
+    "A function too: it may do anything to a batch"
+    trainer = script_of_a_classifier(tmp_path)
+    base = trainer.data_collator
+    def swapped(rows): return (batch := base(rows)) | dict(labels=1 - batch['labels'])
+    trainer.data_collator = swapped
+    assert from_hf(trainer, HERE).left_out == ['data_collator swapped: not called, rows are padded as they are']
+    trainer.data_collator = transformers.default_data_collator
+    assert from_hf(trainer, HERE).left_out == []
+
+
+def test_a_metric_that_nobody_gives_is_said(tmp_path):
+    trainer = script_of_a_classifier(tmp_path, metric_for_best_model='f1')
+    trainer.compute_metrics = None
+    ours = from_hf(trainer, HERE)
+    assert ours.config.metric == 'loss' and ours.left_out == ["metric_for_best_model='f1': there is no compute_metrics that gives it; the loss decides", 'label_smoothing_factor=0.1: not in the loss of the evaluation'][:len(ours.left_out)] and ours.left_out
+
+
+def test_a_column_that_only_their_model_would_see_is_said(tmp_path):
+    trainer = script_of_a_classifier(tmp_path)
+    trainer.train_dataset = Rows([dict(r, position_ids=[*range(len(r['input_ids']))][::-1], note='x') for r in trainer.train_dataset.items])
+    assert from_hf(trainer, HERE).left_out == ['column position_ids: not read']
+
+
+def test_a_mask_with_holes_and_rows_that_are_no_dicts_are_refused():
+    model = example_model()
+    row = lambda mask: dict(input_ids=[2, 5, 6, 3], attention_mask=mask, labels=0)
+    for mask in ([1, 1, 1, 0], [0, 1, 1, 1], [0, 1, 1, 0]): assert store_of([[row(mask)] * 2], model, 0).lengths.tolist() == [sum(mask)] * 2
+    with pytest.raises(InputError, match='row 2: attention_mask hides tokens between others'): store_of([[row([1] * 4), row([1, 0, 1, 1])]], model, 0)
+    with pytest.raises(InputError, match=r"row 1 is \(\[2, 3\], 0\), expected names with values"): store_of([[([2, 3], 0)]], model, 0)
+    with pytest.raises(InputError, match='str is no Trainer of transformers'): from_hf('x', HERE)
