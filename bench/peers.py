@@ -30,7 +30,7 @@ from optkit.precision import choose_precision
 from optkit.timing import Variant, compare, record, save_records
 
 ROWS = 32  # of an optimizer step
-LONG = {'hf-best-compile': 240., 'optkit, attention of transformers': 150., 'by layer, octave=1': 100., 'by layer': 150.}  # W1: seconds that building may take on a GPU: with less before --limit they are left out; others take about as long as the longest so far
+LONG = {'hf-best-compile': 240., 'optkit, attention of transformers': 90., 'by slot': 60., 'by layer, octave=1': 100., 'by layer': 150.}  # W1: seconds that building may take on a GPU: with less before --limit they are left out; others take about as long as the longest so far
 WITHOUT = 'warm, compiler imported'  # in a process that has compiled something before, as every later engine of a study
 
 
@@ -153,8 +153,8 @@ def settings(explore, shape, attention='optkit'):
     "Our own settings; `by`: how attention of transformers is compiled"
     if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {}), 'optkit, attention of transformers': dict(attention='transformers')}
     if attention == 'transformers':
-        ways = {'eager slots': dict(by='eager'), 'by slot': dict(by='slot'), 'by slot in turn': dict(by='slot', beside=False), 'by slot, octave=1': dict(by='slot', octave=1), 'slots of any length': dict(by='any'),
-                'by layer, octave=1': dict(by='layer', octave=1), 'by layer': dict(by='layer')} # what is built quickly comes first
+        ways = {'eager slots': dict(by='eager'), 'slots of any length': dict(by='any'), 'by slot': dict(by='slot'), 'by slot in turn': dict(by='slot', beside=False), 'by slot, octave=1': dict(by='slot', octave=1),
+                'by layer, octave=1': dict(by='layer', octave=1), 'by layer': dict(by='layer')} # what is built quickly comes first; slots that another variant has compiled are not compiled again
         return {n: dict(attention=attention) | kw for n, kw in ways.items()}
     return {'as it is': dict(), 'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'two shapes': dict(most=2), 'one length an octave': dict(octave=1), 'in turn': dict(beside=False), 'in places': dict(end_to_end=False), 'one an octave in turn': dict(octave=1, beside=False)}
 
@@ -205,7 +205,7 @@ def start_once(args):
     hw = detect()
     model, store = model_of(args.shape, args.small), rows_of(500 if args.small else 30000, 512 if args.small else 8192, 64 if args.small else 512)
     ready = time.perf_counter()
-    work = Ours(FastEngine(model, choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32'), max_grad_norm=1., layers=True, attention=args.attention), store)
+    work = ours(model, choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32'), store, args.by, layers=True, attention=args.attention)
     made = time.perf_counter()
     work(1)
     wait()
@@ -220,14 +220,14 @@ def start_once(args):
 
 def of_start(args):
     "What a start is of, as options of the command line"
-    return [*(['--shape', args.shape] if args.shape != 'w1' else []), *(['--attention', args.attention] if args.attention != 'optkit' else [])]
+    return [*(['--shape', args.shape] if args.shape != 'w1' else []), *(['--attention', args.attention] if args.attention != 'optkit' else []), *(['--by', args.by] if args.by else [])]
 
 
 def start_record(args, found, hw):
     "The record of the starts so far"
-    rows = [dict(variant=f'optkit{"" if args.attention == "optkit" else ", attention of " + args.attention}, {k}', baseline='none', repeats=len(of), seconds={q: float(np.quantile([f['first_update_s'] for f in of], v)) for q, v in (('p20', .2), ('p50', .5), ('p80', .8))})
+    rows = [dict(variant=f'optkit{"" if args.attention == "optkit" else ", attention of " + args.attention}{", by " + args.by if args.by else ""}, {k}', baseline='none', repeats=len(of), seconds={q: float(np.quantile([f['first_update_s'] for f in of], v)) for q, v in (('p20', .2), ('p50', .5), ('p80', .8))})
             for k in ('cold', 'warm', WITHOUT) for of in [[f for f in found if f['start'] == k]] if of]
-    save_records(f'{args.out}/{args.shape}-start-{"" if args.attention == "optkit" else args.attention + "-"}{hw.card}.json', rows, hw, ' '.join(['python bench/peers.py --start', *of_start(args)]), starts=json.dumps(found),
+    save_records(f'{args.out}/{args.shape}-start-{"" if args.attention == "optkit" else args.attention + "-"}{args.by + "-" if args.by else ""}{hw.card}.json', rows, hw, ' '.join(['python bench/peers.py --start', *of_start(args)]), starts=json.dumps(found),
                  note='seconds from a model and its data in host memory to the end of the first optimizer step; imports of torch and optkit are not counted, that of the compiler of torch at its first use is, except in the last row')
 
 
@@ -259,6 +259,7 @@ def main():
     parser.add_argument('--per-round', type=int, default=50, help='steps of each variant in a round; peers that group by length repeat their lengths every 50')
     parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
     parser.add_argument('--attention', choices=ATTENTION, default='optkit', help="of --start and --explore: our own, or the model's own in the same places")
+    parser.add_argument('--by', choices=('slot', 'any', 'layer', 'eager'), help='of --start: how attention of transformers is compiled; as the engine does it without')
     parser.add_argument('--cache', help='an empty folder in which --start leaves what was compiled; a temporary one without')
     parser.add_argument('--once', help=argparse.SUPPRESS)
     parser.add_argument('--imported', action='store_true', help=argparse.SUPPRESS)
@@ -298,7 +299,7 @@ def main():
     once, budget = sum(rounds), min(args.budget, left() - 15)
     print(f'a round takes {once:.1f} s, {budget:.0f} s of rounds', flush=True)
     if args.explore and (len(works) < 2 or budget < 3.5 * once): return print('no time for rounds' if len(works) > 1 else 'nothing to compare with', flush=True)
-    result = compare(*(Variant(n, lambda _, w=w: w(args.per_round)) for n, w in works.items()), burn_in=0, budget_s=max(budget, 3.5 * once), width=.01, device=hw.device, progress=False, watch=budget >= 8 * once)  # few rounds all count
+    result = compare(*(Variant(n, lambda _, w=w: w(args.per_round)) for n, w in works.items()), burn_in=0, width=.01, device=hw.device, progress=False, **(dict(budget_s=budget) if budget >= 8 * once else dict(budget_s=float('inf'), max_rounds=max(3, int(budget / once)), watch=False)))  # few rounds all count
     print(result, flush=True)
     for n in result.names: print(f'{n:40}{ROWS * args.per_round / float(np.median(result.seconds[n])):8.0f} seq/s {1e3 * float(np.median(result.seconds[n])) / args.per_round:8.2f} ms a step', flush=True)
     if args.explore: return

@@ -11,7 +11,7 @@ __all__ = ['ATTENTION', 'Shape', 'length_ladder', 'fill', 'Costs', 'cut', 'choos
 import gc, math, os, re, time, traceback, weakref
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 
 import numpy as np
 import torch
@@ -555,8 +555,16 @@ def _any_rows(forward, lengths=False):
 @patch
 def _compiled_slot(self: FastEngine, cls):
     kept = self.__dict__.setdefault('_compiled', {})
-    if cls not in kept: kept[cls] = _any_rows(torch.compile(cls.forward, dynamic=False), self._attention_by == 'any')
+    if cls not in kept:
+        lengths = self._attention_by == 'any'
+        kept[cls] = _any_rows(torch.compile(_another(cls.forward) if lengths else cls.forward, dynamic=False), lengths)
     return kept[cls]
+
+def _another(forward):
+    "`forward` under code of its own: the compiler keeps what it makes by code, and would go on with what was made for one length, or for any"
+    @wraps(forward)
+    def same(self, *args, **kwargs): return forward(self, *args, **kwargs)
+    return same
 
 # %% ../nbs/02h_fast.ipynb #dec91cf3
 @patch
@@ -579,7 +587,8 @@ def _switched(self: FastEngine, call, compiled=True):
     compiled = self._compiled_for(type(layers[0]), call) if layers else None
     if isinstance(call, PlacedPacking): call.places.work = self._compiled_slot if layers and self._attention_by in ('slot', 'any') else None
     encoders = [] if isinstance(call, PlacedPacking) else [m for m in self.model.modules() if hasattr(m, 'get_rel_pos')]
-    limit = torch._dynamo.config.patch(recompile_limit=64) if layers else nullcontext()
+    apart = isinstance(call, PlacedPacking) and call.own and call.apart
+    limit = torch._dynamo.config.patch(recompile_limit=64, **(dict(specialize_float=True) if apart else {})) if layers else nullcontext() # dropout is a number there, not an input
     cached = torch.is_autocast_cache_enabled()
     try:
         torch.set_autocast_cache_enabled(False) # a cast that is kept would be made once, and not when the graph is replayed
