@@ -7,6 +7,8 @@
     python bench/peers.py --start --attention transformers
                                                    the same with the model's own attention in places; w1-start-transformers-<card>.json
     python bench/peers.py --explore                only our own settings against each other, nothing is written
+    python bench/peers.py --explore --attention transformers
+                                                   the same for ways to run the model's own attention in places
     python bench/peers.py --small                  a tiny model, to try the script out without a GPU; writes into a folder of its own
 
 Each peer trains in a thread of its own that stops after every few steps; the comparison lets one of them go
@@ -28,6 +30,7 @@ from optkit.precision import choose_precision
 from optkit.timing import Variant, compare, record, save_records
 
 ROWS = 32  # of an optimizer step
+LONG = {'hf-best-compile': 240., 'optkit, attention of transformers': 90., 'by slot': 60., 'by layer, octave=1': 100., 'by layer': 150.}  # W1: seconds that building may take on a GPU: with less before --limit they are left out; others take about as long as the longest so far
 WITHOUT = 'warm, compiler imported'  # in a process that has compiled something before, as every later engine of a study
 
 
@@ -146,10 +149,21 @@ def warm(name, work, count):
     return dict(first_s=first, total_s=total)
 
 
-def settings(explore, shape):
-    "Our own settings"
+def settings(explore, shape, attention='optkit'):
+    "Our own settings; `by`: how attention of transformers is compiled"
     if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {}), 'optkit, attention of transformers': dict(attention='transformers')}
+    if attention == 'transformers':
+        ways = {'eager slots': dict(by='eager'), 'slots of any length': dict(by='any'), 'by slot': dict(by='slot'), 'by slot in turn': dict(by='slot', beside=False), 'by slot, octave=1': dict(by='slot', octave=1),
+                'by layer, octave=1': dict(by='layer', octave=1), 'by layer': dict(by='layer')} # what is built quickly comes first; slots that another variant has compiled are not compiled again
+        return {n: dict(attention=attention) | kw for n, kw in ways.items()}
     return {'as it is': dict(), 'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'two shapes': dict(most=2), 'one length an octave': dict(octave=1), 'in turn': dict(beside=False), 'in places': dict(end_to_end=False), 'one an octave in turn': dict(octave=1, beside=False)}
+
+
+def ours(model, precision, store, by=None, **values):
+    "Our engine with settings"
+    engine = FastEngine(model, precision, max_grad_norm=1., **values)
+    if by: engine._attention_by = by
+    return Ours(engine, store)
 
 
 def kernels(work, count, top=25):
@@ -166,6 +180,22 @@ def kernels(work, count, top=25):
     for us, calls, key in rows[:top]: print(f'{us / 1e3:9.2f} ms {calls:6} x {key[:110]}', flush=True)
 
 
+def chosen(only, names, explore):
+    "Names that are to run, in their order; without hf-best a comparison with peers is none"
+    wanted = [n.strip() for n in only.split(';') if n.strip()]
+    unknown = [n for n in wanted if n not in names]
+    if unknown: sys.exit(f'--only: no variant is named {", ".join(map(repr, unknown))}; expected some of {"; ".join(names)}')
+    return [n for n in names if not wanted or n in wanted or not explore and n == 'hf-best']
+
+
+def took(work, count):
+    "Seconds of so many steps"
+    begin = time.perf_counter()
+    work(count)
+    wait()
+    return time.perf_counter() - begin
+
+
 def start_once(args):
     "Seconds to the first update in this process, printed as JSON"
     keep_compiled(args.once)
@@ -175,7 +205,7 @@ def start_once(args):
     hw = detect()
     model, store = model_of(args.shape, args.small), rows_of(500 if args.small else 30000, 512 if args.small else 8192, 64 if args.small else 512)
     ready = time.perf_counter()
-    work = Ours(FastEngine(model, choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32'), max_grad_norm=1., layers=True, attention=args.attention), store)
+    work = ours(model, choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32'), store, args.by, layers=True, attention=args.attention)
     made = time.perf_counter()
     work(1)
     wait()
@@ -190,14 +220,14 @@ def start_once(args):
 
 def of_start(args):
     "What a start is of, as options of the command line"
-    return [*(['--shape', args.shape] if args.shape != 'w1' else []), *(['--attention', args.attention] if args.attention != 'optkit' else [])]
+    return [*(['--shape', args.shape] if args.shape != 'w1' else []), *(['--attention', args.attention] if args.attention != 'optkit' else []), *(['--by', args.by] if args.by else [])]
 
 
 def start_record(args, found, hw):
     "The record of the starts so far"
-    rows = [dict(variant=f'optkit{"" if args.attention == "optkit" else ", attention of " + args.attention}, {k}', baseline='none', repeats=len(of), seconds={q: float(np.quantile([f['first_update_s'] for f in of], v)) for q, v in (('p20', .2), ('p50', .5), ('p80', .8))})
+    rows = [dict(variant=f'optkit{"" if args.attention == "optkit" else ", attention of " + args.attention}{", by " + args.by if args.by else ""}, {k}', baseline='none', repeats=len(of), seconds={q: float(np.quantile([f['first_update_s'] for f in of], v)) for q, v in (('p20', .2), ('p50', .5), ('p80', .8))})
             for k in ('cold', 'warm', WITHOUT) for of in [[f for f in found if f['start'] == k]] if of]
-    save_records(f'{args.out}/{args.shape}-start-{"" if args.attention == "optkit" else args.attention + "-"}{hw.card}.json', rows, hw, ' '.join(['python bench/peers.py --start', *of_start(args)]), starts=json.dumps(found),
+    save_records(f'{args.out}/{args.shape}-start-{"" if args.attention == "optkit" else args.attention + "-"}{args.by + "-" if args.by else ""}{hw.card}.json', rows, hw, ' '.join(['python bench/peers.py --start', *of_start(args)]), starts=json.dumps(found),
                  note='seconds from a model and its data in host memory to the end of the first optimizer step; imports of torch and optkit are not counted, that of the compiler of torch at its first use is, except in the last row')
 
 
@@ -223,12 +253,13 @@ def main():
     parser.add_argument('--explore', action='store_true')
     parser.add_argument('--small', action='store_true')
     parser.add_argument('--kernels', action='store_true', help='also list the kernels of 8 steps of each of our variants')
-    parser.add_argument('--only', default='', help='comma-separated names of variants')
+    parser.add_argument('--only', default='', help='names of variants, with ; between them (names hold commas); hf-best is never left out, but by --explore')
     parser.add_argument('--budget', type=float, default=150., help='seconds of the comparison')
-    parser.add_argument('--limit', type=float, default=float('inf'), help='seconds of all: what building takes longer, the comparison gets less')
+    parser.add_argument('--limit', type=float, default=float('inf'), help='seconds of all: what building takes longer, the comparison gets less; a variant that would not be built in time for 3 rounds is left out')
     parser.add_argument('--per-round', type=int, default=50, help='steps of each variant in a round; peers that group by length repeat their lengths every 50')
     parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
-    parser.add_argument('--attention', choices=ATTENTION, default='optkit', help="of --start: our own, or the model's own in the same places")
+    parser.add_argument('--attention', choices=ATTENTION, default='optkit', help="of --start and --explore: our own, or the model's own in the same places")
+    parser.add_argument('--by', choices=('slot', 'any', 'layer', 'eager'), help='of --start: how attention of transformers is compiled; as the engine does it without')
     parser.add_argument('--cache', help='an empty folder in which --start leaves what was compiled; a temporary one without')
     parser.add_argument('--once', help=argparse.SUPPRESS)
     parser.add_argument('--imported', action='store_true', help=argparse.SUPPRESS)
@@ -241,38 +272,39 @@ def main():
     precision = choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32')
     model = lambda: model_of(args.shape, args.small)
     store = rows_of(500 if args.small else 30000, 512 if args.small else 8192, 64 if args.small else 512)
-    bf16, wanted = hw.device == 'cuda', [n for n in args.only.split(',') if n]
-    makers = {n: (lambda kw=kw: Ours(FastEngine(model(), precision, max_grad_norm=1., **kw), store)) for n, kw in settings(args.explore, args.shape).items()}
+    bf16 = hw.device == 'cuda'
+    left = lambda: args.limit - (time.perf_counter() - began)
+    makers = {n: (lambda kw=kw: ours(model(), precision, store, **kw)) for n, kw in settings(args.explore, args.shape, args.attention).items()}
     if not args.explore:
         makers = {'hf-best': lambda: Peer(model(), store, bf16, False), 'hf-best-compile': lambda: Peer(model(), store, bf16, True, multiple=64), **makers}
-    makers = {n: m for n, m in makers.items() if not wanted or n in wanted}
-    works, builds = {}, {}
-    for name, make in makers.items():
+    wanted = chosen(args.only, makers, args.explore)
+    works, builds, rounds, expected = {}, {}, [], LONG if bf16 and args.shape == 'w1' else {}
+    for name in wanted:
+        needs = expected.get(name, max((b['all_s'] for b in builds.values()), default=0.)) + 3.5 * sum(rounds) + 3.5 * max(rounds, default=0.) + 20  # to build it, rounds, the record
+        if works and left() < needs: print(f'{name}: left out, it would need {needs:.0f} s of the {left():.0f} that are left', flush=True); continue
         try:
             begin = time.perf_counter()
-            work = make()
+            work = makers[name]()
             made = time.perf_counter() - begin
             print(f'{name}: made in {made:.1f} s', flush=True)
             builds[name] = dict(made_s=made, **warm(name, work, 4 if args.small else 40))
-            works[name] = work
+            rounds.append(took(work, args.per_round))
+            works[name], builds[name]['all_s'] = work, time.perf_counter() - begin
+            print(f'{name}: {1e3 * rounds[-1] / args.per_round:.2f} ms a step', flush=True)
             if isinstance(work, Ours) and isinstance(work.engine, FastEngine): print(' ', work.engine, *work.engine.shapes_for(store, ROWS), sep='\n    ', flush=True)
+            if args.kernels and bf16 and isinstance(work, Ours): kernels(work, 8)
         except Exception as exc: print(f'{name}: {type(exc).__name__}: {str(exc)[:600]}', flush=True)
-    once = time.perf_counter()
-    for w in works.values(): w(args.per_round) # what a round takes; it warms up too
-    wait()
-    once = time.perf_counter() - once
-    budget = min(args.budget, args.limit - (time.perf_counter() - began) - once - 15)
+        finally: work = None
+    if not works or 'hf-best' not in works and not args.explore: sys.exit('hf-best could not be made, so there is nothing to compare with' if not args.explore else 'nothing could be made')
+    once, budget = sum(rounds), min(args.budget, left() - 15)
     print(f'a round takes {once:.1f} s, {budget:.0f} s of rounds', flush=True)
-    result = compare(*(Variant(n, lambda _, w=w: w(args.per_round)) for n, w in works.items()), burn_in=0, budget_s=max(budget, once), width=.01, device=hw.device, progress=False)
+    if args.explore and (len(works) < 2 or budget < 3.5 * once): return print('no time for rounds' if len(works) > 1 else 'nothing to compare with', flush=True)
+    result = compare(*(Variant(n, lambda _, w=w: w(args.per_round)) for n, w in works.items()), burn_in=0, width=.01, device=hw.device, progress=False, **(dict(budget_s=budget) if budget >= 8 * once else dict(budget_s=float('inf'), max_rounds=max(3, int(budget / once)), watch=False)))  # few rounds all count
     print(result, flush=True)
-    if 'hf-best' not in works and not args.explore: sys.exit('hf-best could not be made, so there is nothing to compare with')
+    for n in result.names: print(f'{n:40}{ROWS * args.per_round / float(np.median(result.seconds[n])):8.0f} seq/s {1e3 * float(np.median(result.seconds[n])) / args.per_round:8.2f} ms a step', flush=True)
+    if args.explore: return
     tokens = float(store.lengths.mean()) * ROWS * args.per_round
     flops = training_flops(model(), store.lengths) / len(store) * ROWS * args.per_round
-    for n in result.names: print(f'{n:40}{ROWS * args.per_round / float(np.median(result.seconds[n])):8.0f} seq/s', flush=True)
-    if args.kernels and hw.device == 'cuda':
-        for n, w in works.items():
-            if isinstance(w, Ours): print(n); kernels(w, 8)
-    if args.explore: return
     kept = lambda n: asdict(record(result, n, samples=ROWS * args.per_round, tokens=tokens, flops=flops, peak=(hw.gpu and hw.gpu.peak or {}).get('bf16'), label='rounding' if n.startswith('optkit') else 'changes training'))
     rows = [kept(n) | dict(baseline=b, ratio=asdict(result.ratio(n, b)), ratio_before=None) for b in ('hf-best', 'hf-best-compile') if b in works for n in result.names]
     for name, work in works.items():

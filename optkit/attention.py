@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['FARTHEST', 'HALF', 'Places', 'move', 'position_rows', 'skew', 'pair_bias', 'pair_bias_back', 'Lanes',
            'placed_forward', 'placed_backward', 'whole_forward', 'whole_backward', 'attend_in_places', 'Taken',
-           'attention_kind', 'in_places']
+           'Beside', 'attention_kind', 'in_places']
 
 # %% ../nbs/02g_attention.ipynb #a7100004
 import itertools, math
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 
 import torch
@@ -28,6 +28,7 @@ class Places:
     ends = longest = None # where rows end [rows + 1] int32, the first entry is 0, and tokens of the longest place: attention without positions takes them end to end
     masks = far = onehot = None # of each slot [rows, l] bool; entries of the position table for each distance, see `position_rows`
     own = None # of each slot, where the modules' own forward is to run: the mask and the distances (or None) that it takes
+    work = None # what stands for that forward of a class, where slots go apart, see `Beside`; None: itself
 
 def move(tokens, there, keep=None):
     "Rows of `tokens` to where they are wanted; 0 where there is nothing to `keep` (bool)"
@@ -341,6 +342,70 @@ def _own_in_places(self, cls, hidden_states, attention_mask=None, *args, **kwarg
         at += rows * l
     return Taken.apply(torch.cat(out), p.inverse, p.index, p.real, p.held)[None], None
 
+# %% ../nbs/02g_attention.ipynb #c0a1e7d2
+@contextmanager
+def _lent(module, names, tensors):
+    "`tensors` in place of the module's weights of these names"
+    homes = [(module.get_submodule(n.rpartition('.')[0])._parameters, n.rpartition('.')[2]) for n in names]
+    before = [home[n] for home, n in homes]
+    try:
+        for (home, n), t in zip(homes, tensors): home[n] = t
+        yield
+    finally:
+        for (home, n), t in zip(homes, before): home[n] = t
+
+class Beside(torch.autograd.Function):
+    """`tokens` to their slots, through `run` one beside the other, and back again. Each slot has inputs and weights of its own, these on the memory of the real
+    ones, so that its way back stays on its stream: autograd adds nothing up and waits for nothing across streams. What one stream makes, another touches only
+    behind the fork or the join of `Lanes`; all of it is held until the join, and what is freed is only used again on its stream, behind the next fork."""
+    @staticmethod
+    def forward(ctx, run, module, back, names, tokens, shared, *weights):
+        p, given, kept = module.places, (tokens, shared, *weights), []
+        with Lanes(p, tokens.device) as lane:
+            for number, ((rows, l), index) in enumerate(zip(p.slots, p.index.split([n * l for n, l in p.slots]))):
+                with lane(number):
+                    own = tokens.index_select(0, index).view(rows, l, -1), *(None if t is None else t.detach() for t in given[1:])
+                    for t, of in zip(own, given): t is None or t.requires_grad_(of.requires_grad and back)
+                    with torch.set_grad_enabled(back), _lent(module, names, own[2:]): kept.append((run(own[0], own[1], *p.own[number]), own))
+        ctx.places, ctx.kept = p, kept if back else None
+        return torch.cat([out.detach().flatten(0, 1) for out, _ in kept]).index_select(0, p.inverse).masked_fill_(~p.real[:, None], 0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        p, kept, found, sizes = ctx.places, ctx.kept, [], [n * l for n, l in ctx.places.slots]
+        with Lanes(p, grad.device) as lane:
+            for number, ((out, own), index, held) in enumerate(zip(kept, p.index.split(sizes), p.held.split(sizes))):
+                with lane(number):
+                    part = grad.index_select(0, index).masked_fill_(~held[:, None], 0).view(out.shape)
+                    found.append((part, torch.autograd.grad(out, [t for t in own if t is not None and t.requires_grad], part, allow_unused=True)))
+        wants, found = [t is not None and t.requires_grad for t in kept[0][1]], [f for _, f in found]
+        first = [torch.cat([f[0].flatten(0, 1) for f in found]).index_select(0, p.inverse).masked_fill_(~p.real[:, None], 0)] if wants[0] else []
+        back, ctx.kept = iter(first + _sums([f[len(first):] for f in found])), None
+        return None, None, None, None, *(next(back) if w else None for w in wants)
+
+# %% ../nbs/02g_attention.ipynb #c0a1e7d3
+def _sums(parts): # of each slot the same gradients, some of them None
+    "Sum over slots, many tensors a kernel"
+    there = [n for n, t in enumerate(parts[0]) if t is not None]
+    total, more = [parts[0][n] for n in there], [[p[n] for n in there] for p in parts[1:]]
+    for k, one in enumerate(more):
+        if k: torch._foreach_add_(total, one)
+        elif there: total = torch._foreach_add(total, one) # in memory of its own: autograd may hand out the same twice
+    found = [None] * len(parts[0])
+    for n, t in zip(there, total): found[n] = t
+    return found
+
+def _own_beside(self, cls, hidden_states, attention_mask=None, *args, rel_embeddings=None, **kwargs):
+    "As `_own_in_places`, outside of what the layer compiles"
+    if kwargs.get('query_states') is not None: raise ValueError('queries that are not the hidden states have no places')
+    p, forward = self.places, cls.forward if self.places.work is None else self.places.work(cls)
+    if rel_embeddings is not None: kwargs['rel_embeddings'] = rel_embeddings
+    def run(hidden, shared, mask, distances):
+        own = kwargs | ({} if shared is None else dict(rel_embeddings=shared)) | ({} if distances is None else dict(relative_pos=distances))
+        return forward(self, hidden, mask, *args, **own)[0]
+    weights = {n: w for n, w in self.named_parameters() if w.requires_grad}
+    return Beside.apply(run, self, torch.is_grad_enabled(), [*weights], hidden_states[0], rel_embeddings, *weights.values())[None], None
+
 # %% ../nbs/02g_attention.ipynb #a7100021
 def attention_kind(module) -> str | None: # 'bert', 'deberta' or None
     "Whether an attention module can be given places"
@@ -349,13 +414,15 @@ def attention_kind(module) -> str | None: # 'bert', 'deberta' or None
     wants = ('query', 'key', 'value', 'num_attention_heads', 'attention_head_size', 'dropout')
     return 'bert' if cls.endswith('SelfAttention') and hasattr(module, 'is_causal') and not module.is_causal and all(hasattr(module, n) for n in wants) else None
 
-def in_places(cls, kind):
+def in_places(cls, kind,
+    apart: bool = False # of its own forward: outside of what a layer compiles
+):
     "The class of an attention module with a forward that goes by `places`"
     inside = _bert_in_places if kind == 'bert' else _deberta_in_places
     def forward(self, *args, **kwargs):
         if not self.places.on: raise RuntimeError(f'{cls.__name__} was called in places without any being set')
-        return (inside if self.places.own is None else _own_in_places)(self, cls, *args, **kwargs)
-    return type(cls.__name__, (cls,), dict(forward=forward))
+        return (inside if self.places.own is None else _own_beside if apart else _own_in_places)(self, cls, *args, **kwargs)
+    return type(cls.__name__, (cls,), dict(forward=torch.compiler.disable(forward) if apart else forward))
 
 # %% ../nbs/02g_attention.ipynb #a7100027
 def _places_of(module, lengths, slots, device, spare=0, whole=False):

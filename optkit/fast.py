@@ -11,7 +11,7 @@ __all__ = ['ATTENTION', 'Shape', 'length_ladder', 'fill', 'Costs', 'cut', 'choos
 import gc, math, os, re, time, traceback, weakref
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 
 import numpy as np
 import torch
@@ -142,7 +142,8 @@ _with_places = lru_cache(maxsize=None)(in_places)
 class PlacedPacking(Packing):
     "Calls a model on rows in places as if each came alone"
     def __init__(self, model, store_task: str,
-        own: bool = False # whether the model's own attention runs in the places
+        own: bool = False, # whether the model's own attention runs in the places
+        apart: bool = False # and that outside of what its layer compiles, see `Beside`
     ):
         super().__init__(model, False)
         self.places, self.modules, self.end_to_end = Places(), [m for m in self.base.modules() if attention_kind(m)], False
@@ -150,7 +151,7 @@ class PlacedPacking(Packing):
         if not self.modules or others: raise InputError(f'{type(model).__name__} has attention that cannot be given places ({", ".join(sorted(set(others))) or "none was found"})')
         self.kinds, self.known = {attention_kind(m) for m in self.modules}, {}
         self.relative = next((m for m in self.modules if attention_kind(m) == 'deberta' and m.relative_attention), None)
-        self.own = own
+        self.own, self.apart = own, apart
         if self.causal: raise InputError(f'{type(model).__name__} is causal; places are for encoders')
         if own and 'bert' in self.kinds and (how := self.config._attn_implementation) not in ('eager', 'sdpa'): raise InputError(f"the model's attention is {how}; expected eager or sdpa, whose masks are known")
 
@@ -158,7 +159,7 @@ class PlacedPacking(Packing):
     def switched(self):
         "The attention modules go by places inside"
         own = [(m, type(m)) for m in self.modules]
-        for m, cls in own: m.places, m.__class__ = self.places, _with_places(cls, attention_kind(m)) # another call of the same model has places of its own
+        for m, cls in own: m.places, m.__class__ = self.places, _with_places(cls, attention_kind(m), self.apart) # another call of the same model has places of its own
         try: yield
         finally:
             for m, cls in own: m.__class__ = cls
@@ -429,6 +430,8 @@ ATTENTION = 'optkit', 'transformers' # whose attention runs in the places
 
 class FastEngine(Engine):
     "An engine whose steps are built once for a few shapes"
+    _attention_by = 'slot' # how attention of transformers is compiled: 'slot' each length for itself; 'any' once for all; 'layer' each shape with its layer; 'eager' not at all
+
     def __init__(self, model, precision, # as of `Engine`
         at_once: int = 64, # rows of a micro-batch at most
         most: int = 4, # shapes for each number of rows
@@ -438,7 +441,7 @@ class FastEngine(Engine):
         beside: bool = True, # attention of different lengths on streams of their own
         end_to_end: bool = True, # attention without places where flash attention can do that, see `end_to_end_problem`
         dynamic: bool = True, # compile once for any number of tokens; False: as torch decides
-        attention: str = 'optkit', # 'transformers': the model's own attention runs in the places, and each shape is compiled for itself
+        attention: str = 'optkit', # 'transformers': the model's own attention runs in the places
         **kwargs # of `Engine`
     ):
         if attention not in ATTENTION: raise InputError(f'attention {attention!r}: expected {" or ".join(map(repr, ATTENTION))}')
@@ -535,13 +538,44 @@ def _kept_positions(encoder, kept):
         return kept[key]
     return get_rel_pos
 
+# %% ../nbs/02h_fast.ipynb #c0a1e7d4
+def _any_rows(forward, lengths=False):
+    "An attention module's own `forward`, compiled for any number of rows of a slot, and for each length (or any, too)"
+    def mark(t, *dims): # a size of 1 is compiled for itself
+        for d in dims: torch._dynamo.maybe_mark_dynamic(t, d)
+    def call(self, hidden, mask, *args, relative_pos=None, **kwargs):
+        mark(hidden, 0, *([1] if lengths else []))
+        mark(mask, 0, *([2, 3] if lengths else []))
+        if relative_pos is not None:
+            if lengths: mark(relative_pos, 1, 2)
+            kwargs['relative_pos'] = relative_pos
+        return forward(self, hidden, mask, *args, **kwargs)
+    return call
+
+@patch
+def _compiled_slot(self: FastEngine, cls):
+    kept = self.__dict__.setdefault('_compiled', {})
+    if cls not in kept:
+        lengths = self._attention_by == 'any'
+        kept[cls] = _any_rows(torch.compile(_another(cls.forward) if lengths else cls.forward, dynamic=False), lengths)
+    return kept[cls]
+
+def _another(forward):
+    "`forward` under code of its own: the compiler keeps what it makes by code, and would go on with what was made for one length, or for any"
+    @wraps(forward)
+    def same(self, *args, **kwargs): return forward(self, *args, **kwargs)
+    return same
+
 # %% ../nbs/02h_fast.ipynb #dec91cf3
 @patch
-def _compiled_for(self: FastEngine, cls, static):
-    "The forward of a layer, compiled; `static`: each shape for itself, since with attention inside a shape is more than a number of tokens"
-    kept = self.__dict__.setdefault('_compiled', {})
-    if static not in kept: kept[static] = torch.compile(cls.forward, dynamic=False) if static else _any_tokens(torch.compile(cls.forward)) if self.dynamic else torch.compile(cls.forward)
-    return kept[static]
+def _compiled_for(self: FastEngine, cls, call):
+    "The forward of a layer, compiled: for any number of tokens; with the model's own attention inside it each shape for itself, since then it is more than a number of tokens"
+    kept, own = self.__dict__.setdefault('_compiled', {}), isinstance(call, PlacedPacking) and call.own
+    how = 'apart' if own and call.apart else own
+    if how not in kept:
+        compiled = torch.compile(cls.forward, dynamic={'apart': True, True: False}.get(how)) # apart: in pieces, to which no mark of `_any_tokens` gets
+        kept[how] = _any_tokens(compiled) if not own and self.dynamic else compiled
+    return kept[how]
 
 @patch
 @contextmanager
@@ -550,9 +584,11 @@ def _switched(self: FastEngine, call, compiled=True):
     import types
     base = getattr(self.model, getattr(self.model, 'base_model_prefix', '') or ' ', self.model)
     layers = _same_layers(base) if self.layers and compiled else []
-    compiled = self._compiled_for(type(layers[0]), isinstance(call, PlacedPacking) and call.own) if layers else None
+    compiled = self._compiled_for(type(layers[0]), call) if layers else None
+    if isinstance(call, PlacedPacking): call.places.work = self._compiled_slot if layers and self._attention_by in ('slot', 'any') else None
     encoders = [] if isinstance(call, PlacedPacking) else [m for m in self.model.modules() if hasattr(m, 'get_rel_pos')]
-    limit = torch._dynamo.config.patch(recompile_limit=64) if layers else nullcontext()
+    apart = isinstance(call, PlacedPacking) and call.own and call.apart
+    limit = torch._dynamo.config.patch(recompile_limit=64, **(dict(specialize_float=True) if apart else {})) if layers else nullcontext() # dropout is a number there, not an input
     cached = torch.is_autocast_cache_enabled()
     try:
         torch.set_autocast_cache_enabled(False) # a cast that is kept would be made once, and not when the graph is replayed
@@ -670,7 +706,7 @@ def call_for(self: FastEngine, store: TokenStore):
         problem, call = '', self.model
         if store.targets is None:
             try:
-                call = PlacedPacking(self.model, store.task, self.attention == 'transformers')
+                call = PlacedPacking(self.model, store.task, self.attention == 'transformers', self._attention_by != 'layer')
                 call.places.beside = self.beside
                 problem = places_problem(self, call, store)
             except InputError as exc: problem = str(exc)
