@@ -101,10 +101,11 @@ def left_out(
 
 def _columns_left(trainer):
     "Columns that reach their model and not ours"
-    first = trainer.train_dataset[0] if len(trainer.train_dataset) else {}
-    takes = inspect.signature(trainer.model.forward).parameters
-    for name in first.keys() if isinstance(first, Mapping) else ():
-        if name not in _READ and (name in takes or not trainer.args.remove_unused_columns): yield f'column {name}: not read'
+    first = next(iter(getattr(trainer, 'train_dataset', None) or ()), None)
+    if isinstance(first, Mapping):
+        takes = inspect.signature(trainer.model.forward).parameters
+        for name in sorted(first.keys() - _READ):
+            if name in takes: yield f'column {name}: not read'
 
 def _scores_left(trainer):
     "What decides otherwise which epoch is best"
