@@ -30,7 +30,7 @@ from optkit.precision import choose_precision
 from optkit.timing import Variant, compare, record, save_records
 
 ROWS = 32  # of an optimizer step
-LONG = {'hf-best-compile': 240., 'optkit, attention of transformers': 90., 'by slot': 60., 'by layer, octave=1': 100., 'by layer': 150.}  # W1: seconds that building may take on a GPU: with less before --limit they are left out; others take about as long as the longest so far
+LONG = {'hf-best-compile': 240., 'optkit, attention of transformers': 60., 'optkit, attention of transformers, of any length': 40., 'optkit, attention of transformers, not compiled': 30., 'by slot': 60., 'by layer, octave=1': 100., 'by layer': 150.}  # W1: seconds that building may take on a GPU: with less before --limit they are left out; others take about as long as the longest so far
 WITHOUT = 'warm, compiler imported'  # in a process that has compiled something before, as every later engine of a study
 
 
@@ -151,7 +151,7 @@ def warm(name, work, count):
 
 def settings(explore, shape, attention='optkit'):
     "Our own settings; `by`: how attention of transformers is compiled"
-    if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {}), 'optkit, attention of transformers': dict(attention='transformers')}
+    if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {}), **{f'optkit, attention of transformers{n}': dict(attention='transformers', by=by) for n, by in ((', not compiled', 'eager'), (', of any length', 'any'), ('', 'slot'))}}
     if attention == 'transformers':
         ways = {'eager slots': dict(by='eager'), 'slots of any length': dict(by='any'), 'by slot': dict(by='slot'), 'by slot in turn': dict(by='slot', beside=False), 'by slot, octave=1': dict(by='slot', octave=1),
                 'by layer, octave=1': dict(by='layer', octave=1), 'by layer': dict(by='layer')} # what is built quickly comes first; slots that another variant has compiled are not compiled again
