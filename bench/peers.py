@@ -24,7 +24,7 @@ import transformers
 
 from optkit.data import TokenStore, steps
 from optkit.engine import training_flops
-from optkit.fast import ATTENTION, FastEngine, keep_compiled
+from optkit.fast import WHOSE_ATTENTION, FastEngine, keep_compiled
 from optkit.hardware import detect
 from optkit.precision import choose_precision
 from optkit.timing import Variant, compare, record, save_records
@@ -258,7 +258,7 @@ def main():
     parser.add_argument('--limit', type=float, default=float('inf'), help='seconds of all: what building takes longer, the comparison gets less; a variant that would not be built in time for 3 rounds is left out')
     parser.add_argument('--per-round', type=int, default=50, help='steps of each variant in a round; peers that group by length repeat their lengths every 50')
     parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
-    parser.add_argument('--attention', choices=ATTENTION, default='optkit', help="of --start and --explore: our own, or the model's own in the same places")
+    parser.add_argument('--attention', choices=WHOSE_ATTENTION, default='optkit', help="of --start and --explore: our own, or the model's own in the same places")
     parser.add_argument('--by', choices=('slot', 'any', 'layer', 'eager'), help='of --start: how attention of transformers is compiled; as the engine does it without')
     parser.add_argument('--cache', help='an empty folder in which --start leaves what was compiled; a temporary one without')
     parser.add_argument('--once', help=argparse.SUPPRESS)

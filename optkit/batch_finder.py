@@ -310,7 +310,7 @@ def find_batch_size(
     least: int = 1 # smallest size that makes sense
 ) -> BatchPlan:
     "The largest physical batch that ran within the budget. Raises `MemoryError` when one row does not fit, `RuntimeError` when another rank failed or does not answer. What the probe trains is put back if the probe knows its model; else wrap the search in `preserved`."
-    if (model := getattr(probe, 'model', None)) is not None:
+    if isinstance(model := getattr(probe, 'model', None), torch.nn.Module):
         with preserved(model, getattr(probe, 'optimizer', None)): return find_batch_size(probe.__call__, effective, start, limit, headroom, capacity, longest, tolerance, ranks, patience, least)
     tolerance = (.01 if capacity else 0.) if tolerance is None else tolerance
     _whole(start=start, limit=limit, least=least, **({} if effective is None else dict(effective=effective)))
@@ -357,7 +357,9 @@ def find_max_tokens(
     _whole(longest=longest, multiple=multiple, limit=limit)
     least = math.ceil(longest / multiple)
     if limit < least * multiple: raise ValueError(f'limit is {limit} tokens, but the longest row of {longest} needs {least * multiple} in blocks of {multiple}; raise it, or shorten the rows')
-    plan = find_batch_size(lambda blocks: probe(blocks * multiple), start=least, limit=limit // multiple, longest=longest, least=least, **kwargs)
+    def of_blocks(blocks): return probe(blocks * multiple)
+    of_blocks.model, of_blocks.optimizer = getattr(probe, 'model', None), getattr(probe, 'optimizer', None)
+    plan = find_batch_size(of_blocks, start=least, limit=limit // multiple, longest=longest, least=least, **kwargs)
     best = max(p.batch for p in plan.tried if p.fits)
     return replace(plan, physical=1, accumulation=1, effective=1, max_tokens=best * multiple, reason=f'{best * multiple} tokens: in blocks of {multiple}, {plan.reason.replace("rows ran", "ran")}')
 

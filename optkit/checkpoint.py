@@ -53,7 +53,8 @@ def model_digest(
     "A hash of a model's kind, of the names and shapes of its weights, and of its rates of dropout"
     shapes = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in model.named_parameters()]
     rates = [(n, float(m.p)) for n, m in model.named_modules() if type(m).__name__.endswith('Dropout') and isinstance(getattr(m, 'p', None), (int, float))]
-    return hashlib.sha256(repr((type(model).__name__, shapes, rates)).encode()).hexdigest()
+    said = sorted((k, v) for k, v in getattr(getattr(model, 'config', None), '__dict__', {}).items() if 'drop' in k and isinstance(v, (int, float))) # some models drop without a module
+    return hashlib.sha256(repr((type(model).__name__, shapes, rates, said)).encode()).hexdigest()
 
 def check_same(
     saved: dict, now: dict, # what a run is made of, by name

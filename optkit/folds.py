@@ -97,10 +97,11 @@ def _check_split(rows, labels, k, groups):
     if rows.ndim != 1 or rows.dtype.kind not in 'iu': raise InputError(f'rows to split: expected a list of row numbers, found {rows.ndim} dimensions of {rows.dtype}; for a mask pass np.flatnonzero(mask)')
     if len(rows) < k: raise InputError(f'{len(rows)} rows for {k} folds')
     if labels.ndim != 1: raise InputError(f'labels to stratify by have the shape {labels.shape}, expected one class a row; strata_of(store) makes them')
-    if len(twice := np.flatnonzero(np.bincount(rows) > 1)): raise InputError(f'row {twice[0]} is given more than once, so that folds would train on what they are scored on; give each row once')
-    if groups is not None and pd.isna(np.asarray(groups, dtype=object)).any(): raise InputError('a row has no group; give each one, a row that stands alone one of its own')
     for name, of in (('labels', labels), ('groups', groups)):
         if of is not None and len(of) <= rows.max(): raise InputError(f'{len(of)} {name}, but the rows to split go up to {rows.max()}; expected one for each row of the store')
+    each, times = np.unique(rows, return_counts=True)
+    if (times > 1).any(): raise InputError(f'row {each[times > 1][0]} is given more than once, so that folds would train on what they are scored on; give each row once')
+    if groups is not None and pd.isna(np.asarray(groups, dtype=object)[rows]).any(): raise InputError('a row has no group; give each one, a row that stands alone one of its own')
     _check_groups(groups, rows, k)
     if (most := np.unique(labels[rows], return_counts=True)[1].max()) < k:
         raise InputError(f'no label, or set of labels, has {k} rows (the most is {most}), so {k} folds cannot be stratified by them; take fewer folds, or labels of zeros to split at random')
@@ -214,7 +215,7 @@ def cross_validate(
     folds: list[tuple[np.ndarray, np.ndarray]], # (train, valid) row numbers, see `repeated_folds`
     config: TrainConfig,
     repeats: int = 1, # that `folds` holds; each has a seed of its own
-    stop: Callable[[list[float]], Choice] | None = None, # given the scores so far, whether to end, such as `hopeless`
+    stop: Callable[[list[float]], Choice | bool] | None = None, # given the scores so far, whether to end, such as `hopeless`
     folder: str | Path | None = None, # a run folder for each fold below it; None: nothing is written
     resume: bool = False, # go on where the folder's runs stand
     on_fold: Callable[[FoldScore], None] | None = None, # called after each fold
@@ -231,7 +232,7 @@ def cross_validate(
         found.append(_fold_score(result, logits, labels, store, n // k, n % k, len(valid), trainer.custom))
         outputs.append((np.asarray(valid), logits, labels))
         if on_fold: on_fold(found[-1])
-        if stop and n + 1 < len(folds) and (verdict := stop([f.score for f in found])) and getattr(verdict, 'value', verdict): stopped = verdict if isinstance(verdict, Choice) else Choice(True, 'stop said so'); break
+        if stop and n + 1 < len(folds) and (verdict := stop([f.score for f in found])) and getattr(verdict, 'value', verdict): stopped = Choice(True, getattr(verdict, 'reason', 'stop said so')); break
         if trainer.stopping: stopped = Choice(True, 'stop was called'); break
     result = FoldsResult(tuple(found), len(folds), _pooled(outputs, k, store, kwargs.get('custom')), config.metric, stopped, tuple(outputs))
     if folder is not None: write_json(Path(folder) / 'folds.json', result.to_json())

@@ -103,7 +103,8 @@ def _columns_left(trainer):
     "Columns that reach their model and not ours"
     first = next(iter(getattr(trainer, 'train_dataset', None) or ()), None)
     if isinstance(first, Mapping):
-        takes = inspect.signature(trainer.model.forward).parameters
+        model = trainer.model.get_base_model() if hasattr(trainer.model, 'get_base_model') else trainer.model # below an adapter
+        takes = inspect.signature(model.forward).parameters
         for name in sorted(first.keys() - _READ):
             if name in takes: yield f'column {name}: not read'
 
@@ -115,7 +116,7 @@ def _scores_left(trainer):
     if not _logits_kept(trainer) and (_metric(a) != 'loss' or trainer.compute_metrics is not None): yield 'compute_metrics: the logits of a language model are not kept; the loss decides'
     elif _metric(a) != 'loss' and trainer.compute_metrics is None: yield f'metric_for_best_model={a.metric_for_best_model!r}: there is no compute_metrics that gives it; the loss decides'
     elif _metric(a) == 'loss' and trainer.compute_metrics is not None: yield 'compute_metrics: not called, since metric_for_best_model names none of its figures; the loss decides'
-    if _metric(a) == 'loss' and a.label_smoothing_factor: yield f'label_smoothing_factor={a.label_smoothing_factor}: not in the loss of the evaluation'
+    if (_metric(a) == 'loss' or trainer.compute_metrics is None) and a.label_smoothing_factor: yield f'label_smoothing_factor={a.label_smoothing_factor}: not in the loss of the evaluation'
 
 def _sums_left(trainer):
     "Where a step of theirs sums what ours averages: of a model that takes keywords for its loss, they leave the division to the model, and only language models do it"

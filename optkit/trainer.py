@@ -350,9 +350,8 @@ def check_run(
     for name, rows in (('train', train), ('evaluate', valid)):
         if rows is not None and (np.min(rows) < 0 or np.max(rows) >= len(store)): raise InputError(f'rows to {name} go from {np.min(rows)} to {np.max(rows)}, the store has {len(store)} (0 to {len(store) - 1})')
     if valid is not None: check_metric(config.metric, store.task, custom)
-    if valid is not None and (both := len(np.intersect1d(train, valid))): warnings.warn(f'{both} of the {len(valid)} rows to evaluate on are also trained on, so the score says nothing about new rows', stacklevel=3)
-    if valid is not None and config.metric == 'auroc' and store.task == 'classification' and len(seen := store.labels[torch.as_tensor(np.asarray(valid))].unique()) < engine.model.config.num_labels:
-        raise InputError(f'auroc is not defined on these {len(valid)} rows: {len(seen)} of the {engine.model.config.num_labels} labels are among them; choose another metric or other rows')
+    if valid is not None and (both := np.isin(valid, train).sum()): warnings.warn(f'{both} of the {len(valid)} rows to evaluate on are also trained on, so the score says little about new rows', stacklevel=2)
+    if valid is not None and config.metric == 'auroc': _check_auroc(engine, store, valid)
     if store.task in ('regression', 'multilabel') and config.label_smoothing: raise InputError(f'label_smoothing is for classes, the task is {store.task}; leave it at 0')
     check_augment(config.augment, config.augment_by, store, engine.device.type)
     if store.task in ('regression', 'causal') and config.class_weights is not None: raise InputError(f'class_weights are for classes, the task is {store.task}; leave them out')
@@ -361,6 +360,11 @@ def check_run(
     ranks = 1 if engine.ranks is None else torch.distributed.get_world_size(engine.ranks)
     if config.effective_batch < ranks: raise InputError(f'effective_batch is {config.effective_batch}, fewer than the {ranks} ranks that share a step')
     if config.layout == 'packed' and config.max_tokens and config.max_tokens < (longest := int(store.lengths[train].max())): raise InputError(f'max_tokens is {config.max_tokens}, but a row has {longest} tokens; raise it')
+
+def _check_auroc(engine, store, valid):
+    found, head = engine.answers(store, valid), int(engine.model.config.num_labels)
+    seen = int(((found > 0).any(0) & (found <= 0).any(0)).sum()) if store.task == 'multilabel' else len(found.unique())
+    if seen < head: raise InputError(f'auroc is not defined on these {len(valid)} rows: {seen} of the {head} labels ' + ('are there in some of them and not in others' if store.task == 'multilabel' else 'are among them') + '; choose another metric or other rows')
 
 def _check_head(model, store):
     head = int(model.config.vocab_size if store.task == 'causal' else model.config.num_labels)

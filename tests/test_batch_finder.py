@@ -969,6 +969,7 @@ def test_a_probe_that_knows_its_model_leaves_it_as_it_was():
     random = torch.get_rng_state()
     assert find_batch_size(MemoryProbe(step, 'cpu', optimizer, model=model), limit=4, start=2).physical == 4
     with pytest.raises(KeyError): find_batch_size(MemoryProbe(step, 'cpu', optimizer, model=model), limit=16, start=2)
+    assert find_max_tokens(MemoryProbe(lambda tokens: step(1), 'cpu', optimizer, model=model), longest=64, limit=256).max_tokens == 256
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before)) and not optimizer.state and torch.equal(random, torch.get_rng_state())
     find_batch_size(MemoryProbe(step, 'cpu', optimizer), limit=4, start=2)
     assert not torch.equal(next(model.parameters()), before[0]) # the step does train

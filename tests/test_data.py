@@ -1219,3 +1219,5 @@ def test_half_a_character_is_named(pairs, tmp_path):
     table = Table(['fine', 'w1 \ud83d', 'w2'], pairs, np.array([0, 1, 0]), ('a', 'b'), 'made up')
     with pytest.raises(InputError, match=r"made up: row 2 holds '\\ud83d', half of a character"): tokenise(table, word_tokenizer(), 16, progress=False, cache=tmp_path / 'cache')
     assert not (tmp_path / 'cache').exists()
+    words = Table([['w1', 'w\ud83d']], None, [np.array([0, 1])], ('a', 'b'), 'made up', task='tokens')
+    with pytest.raises(InputError, match='made up: row 1 holds'): tokenise(words, word_tokenizer(), 16, progress=False)

@@ -202,6 +202,8 @@ def test_rows_that_leak_are_seen(store):
     with pytest.warns(UserWarning, match='5 of the 10 rows to evaluate on are also trained on'): Trainer(engine, store, config).fit(np.arange(20), np.arange(15, 25))
     with pytest.raises(InputError, match='row 3 is given more than once'): stratified_folds(np.array([0, 1, 2, 3, 3, 4]), np.array([0, 1] * 4), 2)
     with pytest.raises(InputError, match='a row has no group'): stratified_folds(np.arange(6), np.array([0, 1] * 3), 2, groups=np.array(['a', None, 'b', 'c', 'a', 'b'], dtype=object))
+    assert len(stratified_folds(np.arange(6), np.array([0, 1] * 4), 2, groups=np.array([0, 1, 2, 3, 4, 5, math.nan, math.nan]))) == 2 # of rows that are not split
+    with pytest.raises(InputError, match='go up to 300000000000'): stratified_folds(np.array([0, 1, 3 * 10**11]), np.array([0, 1] * 4), 2)
 
 
 def test_a_stop_may_answer_yes_or_no(store):
@@ -218,4 +220,6 @@ def test_auroc_of_one_label_is_refused_before_training(store, tmp_path):
     with pytest.raises(InputError, match='auroc is not defined on these 4 rows: 1 of the 3 labels'): Trainer(engine, store, config, folder=tmp_path / 'run').fit(np.arange(30), one[one > 29][:4])
     assert not (tmp_path / 'run').exists()
     (tmp_path / 'taken').write_text('x')
+    many = with_labels(store, np.array([[1, 0, 1]] * 45 + [[0, 0, 1]] * 45), 'multilabel', ('a', 'b', 'c'))
+    with pytest.raises(InputError, match='1 of the 3 labels are there in some of them and not in others'): Trainer(engine, many, config).fit(np.arange(0, 90, 2), np.arange(1, 90, 2))
     with pytest.raises(InputError, match='taken is a file; expected a folder'): Trainer(engine, store, config, folder=tmp_path / 'taken')

@@ -221,6 +221,9 @@ def test_other_data_of_the_same_shape_is_seen(store, tmp_path):
     assert rows_digest(replace(store, tokens=tokens)) != rows_digest(store) == rows_digest(store)
     assert model_digest(example_model(3)) != model_digest(example_model()) == model_digest(example_model(seed=4))
     assert model_digest(example_model(dropout=.2)) != model_digest(example_model(dropout=.1)) == model_digest(example_model(dropout=.1)) # a run with other dropout is another one
+    quiet, loud = example_model(), example_model()
+    loud.config.attention_dropout = .5 # as models have it that drop without a module
+    assert model_digest(loud) != model_digest(quiet)
 
 
 def test_a_run_over_another_one_is_refused(store, tmp_path):
