@@ -184,6 +184,7 @@ def set_places(self: PlacedPacking, shape: Shape, inputs: dict):
         p.far, p.onehot = self.known[shape.slots]
     p.own = self._own(shape.slots, seen) if self.own else None
 
+# %% ../nbs/02h_fast.ipynb #5cda11f0
 @patch
 def _own(self: PlacedPacking, slots, seen):
     "Of each slot what the module's own forward takes: the mask as transformers makes it, and DeBERTa's distances, made once for each length, since that takes numbers from host memory"
@@ -806,6 +807,7 @@ def own_attention(self: FastEngine, store: TokenStore) -> Choice | None: # see `
     if call.own: return Choice("the model's own, in places", 'the fast engine puts each row into a place of its length, where the attention of transformers runs')
     return Choice('flash', 'rows of any lengths go end to end through it, in the fast engine') if call.end_to_end else Choice('in places', 'the fast engine puts each row into a place of its length, see 02g_attention')
 
+# %% ../nbs/02h_fast.ipynb #392440f0
 @patch
 @contextmanager
 def plainly(self: FastEngine):

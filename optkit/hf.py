@@ -99,6 +99,7 @@ def left_out(
     said += [f'{type(trainer).__name__}.{name}: overridden, not called' for name in own if callable(getattr(Trainer, name, None)) and not hasattr(object, name)]
     return said
 
+# %% ../nbs/02f_hf.ipynb #2aa9ec94
 def _columns_left(trainer):
     "Columns that reach their model and not ours"
     first = next(iter(getattr(trainer, 'train_dataset', None) or ()), None)

@@ -361,6 +361,7 @@ def check_run(
     if config.effective_batch < ranks: raise InputError(f'effective_batch is {config.effective_batch}, fewer than the {ranks} ranks that share a step')
     if config.layout == 'packed' and config.max_tokens and config.max_tokens < (longest := int(store.lengths[train].max())): raise InputError(f'max_tokens is {config.max_tokens}, but a row has {longest} tokens; raise it')
 
+# %% ../nbs/03_trainer.ipynb #a48e0176
 def _check_auroc(engine, store, valid):
     found, head = engine.answers(store, valid), int(engine.model.config.num_labels)
     seen = int(((found > 0).any(0) & (found <= 0).any(0)).sum()) if store.task == 'multilabel' else len(found.unique())
