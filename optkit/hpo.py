@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space', 'default_space', 'Space', 'as_space', 'ended',
            'fold_scores', 'spent', 'complete_table', 'best_complete', 'curves', 'courses', 'what_if', 'seconds_of',
-           'Plan', 'requeue_interrupted', 'Search', 'next_with_key', 'BudgetSpent', 'StopAsked', 'Running',
-           'write_values', 'study_interval', 'tune', 'Confirmed', 'Confirmation', 'confirm', 'study_summary']
+           'Plan', 'requeue_interrupted', 'Interrupts', 'Search', 'next_with_key', 'BudgetSpent', 'StopAsked',
+           'Running', 'write_values', 'study_interval', 'tune', 'Confirmed', 'Confirmation', 'confirm', 'study_summary']
 
 # %% ../nbs/04_hpo.ipynb #61925040
 import gc, hashlib, json, math, multiprocessing, os, pickle, re, signal, threading, time
@@ -381,6 +381,24 @@ def _interrupt(study, trial):
         study._storage.set_trial_state_values(trial._trial_id, state=TrialState.FAIL)
     except UpdateFinishedTrialError: pass # another process was faster
 
+# %% ../nbs/04_hpo.ipynb #c7a1d0f2
+class Interrupts:
+    """Keeps a Ctrl-C that Python may lose: a `KeyboardInterrupt` inside a finaliser, or a callback of the garbage collector such as those of database
+    connections, is printed as ignored, and the program goes on. In the main thread, and where nobody else takes the signal."""
+    def __init__(self): self.rung = False
+    def __enter__(self):
+        main = threading.current_thread() is threading.main_thread()
+        self.before = signal.signal(signal.SIGINT, self._ring) if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler else None
+        return self
+    def _ring(self, *args):
+        self.rung = True
+        signal.default_int_handler(*args)
+    def heed(self):
+        if self.rung: raise KeyboardInterrupt
+    def __exit__(self, kind, *_):
+        if self.before is not None: signal.signal(signal.SIGINT, self.before)
+        if kind is None: self.heed()
+
 # %% ../nbs/04_hpo.ipynb #2aa44b0f
 class Search:
     "A process's part in a study"
@@ -389,7 +407,7 @@ class Search:
         self.history, self.seen, self.mine, self.pending, self.limits, self.key, self.me = History(), set(), set(), [], {}, None, worker_id()
         self.shape, self.start, self.before, self.current = plan.shape, time.perf_counter(), self._spent(), None
         self.alone = place.kind != 'url' # a lock, or nobody else
-        self.began, self.look_at = time.time(), 0.
+        self.began, self.look_at, self.interrupts = time.time(), 0., Interrupts()
         self.bar = tqdm(total=plan.n_trials, initial=min(self.count(), plan.n_trials or 10**9), desc='study', unit='trial', disable=not progress)
 
     def trials(self): return self.study.get_trials(deepcopy=False)
@@ -535,6 +553,7 @@ def values(self: Search, run: Running, params: dict, fold: int) -> Iterator[floa
         run.tuples.append(_checked_value(value, fold, n, self.plan))
         first = run.tuples[-1][0]
         if self.on_epoch: self.on_epoch(fold, n, value)
+        self.interrupts.heed()
         if self.left() <= 0: raise BudgetSpent
         if self.asked('stop'): raise StopAsked
         yield self.plan.sign * first if all(map(math.isfinite, run.tuples[-1])) else math.nan
@@ -714,7 +733,7 @@ def run(self: Search, wait: float = .5):
     "Run trials until enough have ended or the time is spent; what is unfinished when it is left goes back to the queue"
     n = self.plan.n_trials
     try:
-        with silent():
+        with silent(), self.interrupts:
             while n is None or self.count() < n:
                 if self.left() <= 0: raise BudgetSpent
                 self.heed()
@@ -740,7 +759,8 @@ def asked(self: Search, what: str) -> bool: # 'stop' or 'pause'
 
 @patch
 def heed(self: Search):
-    "Wait while the study is paused; `StopAsked` when it is to stop"
+    "Wait while the study is paused; `StopAsked` when it is to stop, `KeyboardInterrupt` for a Ctrl-C that got lost"
+    self.interrupts.heed()
     if self.asked('pause'): self.say('paused; it goes on when the file beside the study is taken away')
     while self.asked('pause') and not self.asked('stop'): time.sleep(.5)
     if self.asked('stop'): raise StopAsked
@@ -838,7 +858,10 @@ def _run_workers(plan, place, study, storage, progress):
     workers = [context.Process(target=_work, args=(plan, where, progress and n == 0)) for n in range(plan.workers)]
     for w in workers: w.start()
     try:
-        for w in workers: w.join()
+        with Interrupts() as interrupts:
+            while any(w.is_alive() for w in workers):
+                for w in workers: w.join(1 / len(workers))
+                interrupts.heed()
     except KeyboardInterrupt:
         for w in workers: w.join(10)
         for w in workers: # a signal to this process alone: theirs is still to come

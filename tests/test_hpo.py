@@ -11,7 +11,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 
 from optkit.data import InputError
-from optkit.hpo import (EFFECTIVE_BATCHES, HELD, TrainerRunner, as_space, best_complete, complete_table, courses, curves, default_space, ended, fold_scores, next_with_key, parse_space,
+from optkit.hpo import (EFFECTIVE_BATCHES, HELD, Interrupts, TrainerRunner, as_space, best_complete, complete_table, courses, curves, default_space, ended, fold_scores, next_with_key, parse_space,
                         requeue_interrupted, seconds_of, simulated_runner, spent, sqlite_storage, study_summary, tune, what_if)
 from optkit.storage import StorageLost, open_storage, repair_journal
 from optkit.strategies import Racing, Strategy, as_strategy
@@ -905,6 +905,38 @@ def test_what_others_noted_on_a_trial_comes_along_when_it_is_resumed(storage):
     with pytest.raises(KeyboardInterrupt): run(runner, 1, storage=place.storage)
     last = run(runner, 1, storage=place.storage).trials[-1]
     assert last.user_attrs['note'] == 'mine' and ended(last) == 'complete' and last.user_attrs['resumed_from'] == 0 and 'interrupted' not in last.user_attrs
+
+
+class Loses:
+    "Its finaliser runs while the signal comes, so that Python prints the KeyboardInterrupt and goes on"
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000): pass
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_a_control_c_that_python_loses_ends_the_study(capsys):
+    values, plain = [], simulated_runner()
+    def runner(params, fold):
+        for v in plain(params, fold):
+            values.append(v)
+            if len(values) == 4: Loses()
+            yield v
+    runner.epochs = plain.epochs
+    storage, before = open_storage('memory').storage, signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt): run(runner, 5, storage=storage)
+    assert len(values) == 4 and signal.getsignal(signal.SIGINT) is before
+    left = [t.state for t in optuna.load_study(study_name='study', storage=storage).trials]
+    assert TrialState.RUNNING not in left and TrialState.WAITING in left
+    assert len(run(plain, 5, storage=storage).trials) >= 5 # and goes on
+
+
+def test_a_handler_of_somebody_else_stays():
+    rung, before = [], signal.signal(signal.SIGINT, lambda *_: rung.append(1))
+    try:
+        with Interrupts() as interrupts: os.kill(os.getpid(), signal.SIGINT); interrupts.heed()
+        assert rung == [1]
+    finally: signal.signal(signal.SIGINT, before)
 
 
 # --- many processes
