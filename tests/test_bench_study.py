@@ -48,6 +48,7 @@ def test_a_study_over_many_calls_is_that_of_one_call(pack):
     assert {r['variant']: r['ratio']['p50'] for r in parts['rows']}['none'] == 1 and parts['rows'][1]['fresh']['by_seed'] == pytest.approx([parts['studies'][1]['fresh'] - row['fresh']])
 
 
+@pytest.mark.slow
 def test_seeds_beside_each_other_are_gathered(pack, monkeypatch):
     of = lambda seeds, state: call(pack, '--strategies', 'none', '--study-seeds', '2', *(('--seeds', *seeds) if seeds else ()), state=state)
     whole = read_json(of((), 'whole'))

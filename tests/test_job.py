@@ -117,6 +117,7 @@ def test_kill_9_in_the_study_keeps_the_finished_trials(folder, tmp_path):
     assert (out / 'report.html').is_file() and not list(out.glob('*.tmp*'))
 
 
+@pytest.mark.slow
 def test_control_c_ends_with_130_and_says_how_to_go_on(folder, tmp_path):
     out, words = tmp_path / 'run', arguments(folder, tmp_path / 'run', '--no-ladder', '--trials', '30', '--epochs', '6')
     process, until = start(words), time.monotonic() + 300
@@ -343,6 +344,7 @@ def test_a_study_never_goes_on_over_other_rows(folder, tmp_path):
     assert read_json(out / 'data.json')['heldout'] == held
 
 
+@pytest.mark.slow
 def test_epochs_can_be_searched(folder, tmp_path):
     run(config(folder, tmp_path / 'run', space=('lr=3e-4..1e-2:log', 'epochs=1..3')))
     study, final = read_json(tmp_path / 'run' / 'study.json'), read_json(tmp_path / 'run' / 'final.json')
