@@ -181,7 +181,7 @@ def run(a):
     print(f'{s.hardware.card}: {len(s.store)} rows, {len(s.folds)} folds; {len(part_of(a)) - len(missing)} of {len(part_of(a))} are done; prepared in {time.perf_counter() - begun:.1f} s', flush=True)
     for name in names(a) if missing else ():
         start = time.perf_counter()
-        s.train(name, 0, 0, rows=None if name == FAST else 4 * a.batch) # kernels are chosen and loaded once; the fast engine first_run_s its shapes
+        s.train(name, 0, 0, rows=None if name == FAST else 4 * a.batch) # kernels are chosen and loaded once; the fast engine builds its shapes
         state.first_run_s.setdefault(name, time.perf_counter() - start) # of the first call, where nothing is kept
         print(f'{name}: first run {time.perf_counter() - start:.1f} s {s.engines.get(name, "")}', flush=True)
     for seed, n in missing:

@@ -483,18 +483,21 @@ def _whole(name, value, least):
     return number
 
 def _usable(table, tokenizer, max_length):
-    "`max_length` as an int. Raises `InputError` for a tokenizer or a length that cannot be used"
+    "`max_length` as an int. Raises `InputError` for a tokenizer, a length or a text that cannot be used"
     kind = type(tokenizer).__name__
     if not getattr(tokenizer, 'is_fast', False): raise InputError(f'{kind} is no fast tokenizer; load one with AutoTokenizer')
     if tokenizer.pad_token_id is None: raise InputError(f'{kind} has no padding token; set its pad_token first, for example to its eos_token')
     special = tokenizer.num_special_tokens_to_add(table.pairs is not None)
     try: max_length = _whole('max_length', max_length, special + 1)
     except ValueError as exc: raise InputError(f'{exc}: {special} special tokens and one of the text') from None
+    _whole_characters(table)
+    return max_length
+
+def _whole_characters(table):
     for row, parts in enumerate(zip(table.texts, table.pairs) if table.pairs is not None else zip(table.texts)):
         try:
             for part in parts: (part if isinstance(part, str) else ' '.join(part)).encode()
         except UnicodeEncodeError as exc: raise InputError(f'{table.source}: row {table.number(row)} holds {exc.object[exc.start]!r}, half of a character, which no tokenizer takes; mend or remove it') from None
-    return max_length
 
 def _tokenised(table, tokenizer, max_length, progress):
     tokens, types, targets, lengths, full, lost = _encode_all(table, tokenizer, max_length, progress)
@@ -520,7 +523,7 @@ def tokenise(
     progress: bool = True, # show a bar
     cache: str | Path | None = None # folder; a table that was tokenised before is mapped from there. None: no file is written
 ) -> TokenStore: # on the CPU
-    "Tokenise every row once. Raises `InputError` for a tokenizer or a length that cannot be used, before anything is written."
+    "Tokenise every row once. Raises `InputError` for a tokenizer, a length or a text that cannot be used, before anything is written."
     max_length = _usable(table, tokenizer, max_length)
     if cache is None: return _tokenised(table, tokenizer, max_length, progress)
     key = store_key(table, tokenizer, max_length)

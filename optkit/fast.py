@@ -151,7 +151,7 @@ class PlacedPacking(Packing):
         if not self.modules or others: raise InputError(f'{type(model).__name__} has attention that cannot be given places ({", ".join(sorted(set(others))) or "none was found"})')
         self.kinds, self.known = {attention_kind(m) for m in self.modules}, {}
         self.relative = next((m for m in self.modules if attention_kind(m) == 'deberta' and m.relative_attention), None)
-        self.own, self.apart = own, apart
+        self.own, self.apart = own, own and apart
         if self.causal: raise InputError(f'{type(model).__name__} is causal; places are for encoders')
         if own and 'bert' in self.kinds and (how := self.config._attn_implementation) not in ('eager', 'sdpa'): raise InputError(f"the model's attention is {how}; expected eager or sdpa, whose masks are known")
 
@@ -588,7 +588,7 @@ def _switched(self: FastEngine, call, compiled=True):
     compiled = self._compiled_for(type(layers[0]), call) if layers else None
     if isinstance(call, PlacedPacking): call.places.work = self._compiled_slot if layers and self._attention_by in ('slot', 'any') else None
     encoders = [] if isinstance(call, PlacedPacking) else [m for m in self.model.modules() if hasattr(m, 'get_rel_pos')]
-    apart = isinstance(call, PlacedPacking) and call.own and call.apart
+    apart = isinstance(call, PlacedPacking) and call.apart
     limit = torch._dynamo.config.patch(recompile_limit=64, **(dict(specialize_float=True) if apart else {})) if layers else nullcontext() # dropout is a number there, not an input
     cached = torch.is_autocast_cache_enabled()
     try:

@@ -232,7 +232,7 @@ def cross_validate(
         found.append(_fold_score(result, logits, labels, store, n // k, n % k, len(valid), trainer.custom))
         outputs.append((np.asarray(valid), logits, labels))
         if on_fold: on_fold(found[-1])
-        if stop and n + 1 < len(folds) and (verdict := stop([f.score for f in found])) and getattr(verdict, 'value', verdict): stopped = Choice(True, getattr(verdict, 'reason', 'stop said so')); break
+        if stop and n + 1 < len(folds) and (verdict := stop([f.score for f in found])) and getattr(verdict, 'value', verdict): stopped = verdict if hasattr(verdict, 'value') else Choice(True, 'stop said so'); break
         if trainer.stopping: stopped = Choice(True, 'stop was called'); break
     result = FoldsResult(tuple(found), len(folds), _pooled(outputs, k, store, kwargs.get('custom')), config.metric, stopped, tuple(outputs))
     if folder is not None: write_json(Path(folder) / 'folds.json', result.to_json())

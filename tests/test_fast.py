@@ -642,7 +642,9 @@ def test_compiled_layers_change_nothing_and_compile_once(name, how):
     import torch._dynamo
     torch._dynamo.reset()
     plain, fast = Engine(model_of(name), FP32), Fast(model_of(name), FP32, layers=True, **how)
+    torch._dynamo.utils.counters.clear()
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=1e-4)
+    assert not torch._dynamo.utils.counters['graph_break'], 'a layer is compiled in one piece, attention too'
     torch._dynamo.utils.counters.clear()
     again = losses(fast)
     fast.predict(STORE, np.arange(6))
