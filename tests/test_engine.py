@@ -391,13 +391,13 @@ def test_loading_leaves_the_random_state_alone(tmp_path):
 @pytest.fixture
 def two_gpus(monkeypatch):
     "torch sees two GPUs, none of which may be started; what `fork_rng` was given"
-    def started(*args): raise AssertionError('a GPU was started')
+    def never(name): return lambda *args: pytest.fail(f'{name}: a GPU was started')
     given, real = [], torch.random.fork_rng
     def fork_rng(*args, **kwargs): given.append(kwargs.get('devices', *args)); return real(*args, **kwargs)
     monkeypatch.setattr(torch.random, 'fork_rng', fork_rng)
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
-    for name in ('_lazy_init', 'get_rng_state', 'set_rng_state', 'manual_seed_all'): monkeypatch.setattr(torch.cuda, name, started)
+    for name in ('_lazy_init', 'get_rng_state', 'set_rng_state', 'manual_seed_all'): monkeypatch.setattr(torch.cuda, name, never(name))
     return given
 
 
