@@ -31,7 +31,7 @@ from .hardware import Choice, detect
 from .metrics import signed
 from .hpo import best_complete, confirm, ended, parse_space, sqlite_storage, study_summary, tune
 from .ladder import default_rungs, measure_ladder
-from .precision import choose_precision
+from .precision import choose_precision, import_problem
 from .storage import open_study, silent
 from .strategies import STRATEGIES, as_strategy
 from .timing import provenance, read_json, write_json
@@ -229,7 +229,7 @@ def choose_engine(
     began: Choice | None = None # of the run folder that the job goes on with
 ) -> Choice: # 'fast' or 'plain'
     "The engine of a job, with the reason"
-    if named.get('fast'): return Choice('fast', f'asked for; its steps stay plain: {problem}' if problem else 'asked for')
+    if named.get('fast'): return Choice('fast', f'asked for, though {problem}' if problem else 'asked for')
     if 'fast' in named: return Choice('plain', 'asked for')
     if began is not None: return began
     if device != 'cuda': return Choice('plain', 'the fast engine pays where it compiles and captures, which needs a GPU')
@@ -294,7 +294,14 @@ def _choose_engine(self: Job):
     named = {n: v for n, v in c.settings.items() if n == 'fast' or n in PLAIN_FIELDS} | ({} if c.layout == JobConfig.layout else dict(layout=c.layout))
     formats = {torch.bfloat16} if base.weights == 'bf16' else {p.dtype for p in self.model.parameters() if p.requires_grad}
     problem = fast_problem(base.optimizer, bool(self.precision.scaler.value), False, base.checkpointing, bool(getattr(self.model, 'is_quantized', False)), formats)
+    if self.hardware.device == 'cuda': problem = problem or _compiler_problem()
     return choose_engine(self.hardware.device, named, problem, _began(self.folder) if self.resumed else None)
+
+def _compiler_problem(): # '': none
+    "Why layers cannot be compiled; without that the fast engine's steps may well be slower than plain ones"
+    if why := import_problem('triton'): return f'layers cannot be compiled (triton: {why})'
+    if os.name == 'nt' or os.environ.get('CC') or any(map(shutil.which, ('gcc', 'clang'))): return '' # on Windows Triton brings a compiler
+    return 'layers cannot be compiled (Triton needs a C compiler, gcc or clang)'
 
 @patch
 def _check_settings(self: Job):
