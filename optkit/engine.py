@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['DEMO_MODEL', 'DEMO_SHA256', 'OPTIMIZERS', 'CHECKPOINTING', 'check_weights', 'demo_model_folder', 'model_source',
-           'quiet', 'load_tokenizer', 'load_model', 'model_length', 'example_model', 'choose_8bit', 'make_optimizer',
-           'choose_checkpointing', 'set_checkpointing', 'Engine', 'with_labels', 'step_weight', 'Packing',
-           'packing_problem', 'packing', 'attention_of', 'StepProbe', 'EvaluationProbe', 'PackProbe', 'plan_batch',
-           'plan_table', 'plan_tokens', 'plan_evaluation', 'plan_checkpointing', 'training_flops']
+           'quiet', 'load_tokenizer', 'seeded', 'load_model', 'model_length', 'example_model', 'choose_8bit',
+           'make_optimizer', 'choose_checkpointing', 'set_checkpointing', 'Engine', 'with_labels', 'step_weight',
+           'Packing', 'packing_problem', 'packing', 'attention_of', 'StepProbe', 'EvaluationProbe', 'PackProbe',
+           'plan_batch', 'plan_table', 'plan_tokens', 'plan_evaluation', 'plan_checkpointing', 'training_flops']
 
 # %% ../nbs/02b_engine.ipynb #1858e8ed
 import hashlib, importlib.util, inspect, os, weakref
@@ -91,6 +91,20 @@ _VOCABULARIES = ('tokenizer.json', 'vocab.*', 'merges.txt', '*.model', '*.tiktok
 
 def _line(exc): return str(exc).strip().splitlines()[0][:160] if str(exc).strip() else type(exc).__name__
 
+# %% ../nbs/02b_engine.ipynb #5eed0a18
+@contextmanager
+def seeded(
+    seed: int,
+    model=None # that gets new weights, where it lies; None: one is made, on torch's default device
+):
+    "Random numbers of a seed inside; the generators of the CPU and of the GPUs in use are as before afterwards, those of other GPUs are left alone"
+    devices = {torch.get_default_device(), *(p.device for p in (model.parameters() if model is not None else ()))}
+    gpus = sorted({torch.cuda.current_device() if d.index is None else d.index for d in devices if d.type == 'cuda'})
+    with torch.random.fork_rng(devices=gpus):
+        torch.default_generator.manual_seed(seed) # `torch.manual_seed` would seed every GPU
+        for n in gpus: torch.cuda.default_generators[n].manual_seed(seed)
+        yield
+
 # %% ../nbs/02b_engine.ipynb #87da58a0
 def load_model(
     name: str, # see `model_source`
@@ -101,8 +115,7 @@ def load_model(
     "A pretrained sequence classifier with a head for these classes. Raises `InputError` where there is none."
     from transformers import AutoModelForSequenceClassification
     source, ids = model_source(name), dict(enumerate(classes))
-    with torch.random.fork_rng(), quiet():
-        torch.manual_seed(seed)
+    with seeded(seed), quiet():
         try: model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=len(classes), id2label=ids,
             label2id={c: n for n, c in ids.items()}, use_safetensors=True, dtype=torch.float32, ignore_mismatched_sizes=True)
         except (OSError, ValueError, KeyError, SafetensorError) as exc: raise InputError(f'{name}: no sequence classifier could be loaded ({_line(exc)})') from None
@@ -126,9 +139,7 @@ def example_model(classes: int = 2, seed: int = 0, dropout: float = .1): # BERT 
     from transformers import BertConfig, BertForSequenceClassification
     config = BertConfig(vocab_size=204, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, num_labels=classes,
         max_position_embeddings=128, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, pad_token_id=0)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return BertForSequenceClassification(config)
+    with seeded(seed): return BertForSequenceClassification(config)
 
 # %% ../nbs/02b_engine.ipynb #7fe1a863
 OPTIMIZERS = ('adamw', 'adamw_8bit')

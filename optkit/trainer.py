@@ -30,7 +30,7 @@ from .augment import AUGMENTS, augmented, check_augment
 from .batch_finder import is_out_of_memory, planned_updates
 from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
 from .data import IGNORED, LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
-from .engine import CHECKPOINTING, OPTIMIZERS, Engine, attention_of, model_length, plan_batch, plan_evaluation, plan_table, plan_tokens, training_flops, with_labels
+from .engine import CHECKPOINTING, OPTIMIZERS, Engine, attention_of, model_length, plan_batch, plan_evaluation, plan_table, plan_tokens, seeded, training_flops, with_labels
 from .fast import FastEngine
 from .hardware import Choice
 from .hf import left_out, rows_of, settings_of, store_of
@@ -264,8 +264,7 @@ def with_adapter(
     task = next((t for end, t in _PEFT_TASKS.items() if type(model).__name__.endswith(end)), None)
     targets = config.adapter_targets if isinstance(config.adapter_targets, str) else [*config.adapter_targets]
     settings = LoraConfig(r=config.adapter_rank, lora_alpha=config.adapter_alpha, lora_dropout=config.adapter_dropout, target_modules=targets, use_dora=config.adapter == 'dora', task_type=task)
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)
+    with seeded(config.seed, model):
         try: return get_peft_model(model, settings)
         except ValueError as exc: raise InputError(f'no {config.adapter} adapter for {type(model).__name__}: {str(exc).splitlines()[0][:200]}') from None
 

@@ -11,7 +11,7 @@ import transformers
 
 from optkit import engine as engine_module
 from optkit.data import LAYOUTS, InputError, MicroBatch, Table, batch_of, example_table, steps, tokenise, word_tokenizer
-from optkit.engine import (DEMO_SHA256, Engine, attention_of, check_weights, demo_model_folder, example_model, load_model, load_tokenizer, model_length, model_source, training_flops)
+from optkit.engine import (DEMO_SHA256, Engine, attention_of, check_weights, demo_model_folder, example_model, load_model, load_tokenizer, model_length, model_source, seeded, training_flops)
 from optkit.hardware import Choice, hardware_with
 from optkit.precision import choose_precision
 
@@ -386,6 +386,40 @@ def test_loading_leaves_the_random_state_alone(tmp_path):
     torch.manual_seed(1)
     load_model(str(tmp_path), ('a', 'b', 'c')); example_model()
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    "torch sees two GPUs, none of which may be started; what `fork_rng` was given"
+    def never(name): return lambda *args: pytest.fail(f'{name}: a GPU was started')
+    given, real = [], torch.random.fork_rng
+    def fork_rng(*args, **kwargs): given.append(kwargs.get('devices', *args)); return real(*args, **kwargs)
+    monkeypatch.setattr(torch.random, 'fork_rng', fork_rng)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    for name in ('_lazy_init', 'get_rng_state', 'set_rng_state', 'manual_seed_all'): monkeypatch.setattr(torch.cuda, name, never(name))
+    return given
+
+
+def test_making_a_model_starts_no_gpu(tmp_path, two_gpus, recwarn):
+    saved(tmp_path)
+    load_model(str(tmp_path), ('a', 'b', 'c')); example_model()
+    assert two_gpus[-2:] == [[], []] and not any('fork_rng' in str(w.message) for w in recwarn)
+
+
+@pytest.mark.parametrize('lies, expected', [(('cpu',), []), (('cuda:1',), [1]), (('cpu', 'cuda:1', 'cuda:0'), [0, 1])], ids=str)
+def test_generators_of_the_gpus_in_use_are_seeded_and_put_back(monkeypatch, two_gpus, lies, expected):
+    states, done = {n: torch.full((1,), n, dtype=torch.uint8) for n in range(2)}, []
+    monkeypatch.setattr(torch.cuda, 'get_rng_state', lambda device: states[device])
+    monkeypatch.setattr(torch.cuda, 'set_rng_state', lambda state, device: done.append(('put back', device, int(state))))
+    monkeypatch.setattr(torch.cuda, 'default_generators', [SimpleNamespace(manual_seed=lambda seed, n=n: done.append(('seeded', n, seed))) for n in range(2)])
+    fork_rng = torch.random.fork_rng
+    monkeypatch.setattr(torch.random, 'fork_rng', lambda **kwargs: fork_rng(**kwargs, device_type='cuda'))  # what torch takes where it sees GPUs
+    model, before = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device(d)) for d in lies])), torch.get_rng_state()
+    with seeded(7, model): found = torch.rand(2)
+    assert two_gpus == [expected] and torch.equal(torch.get_rng_state(), before)
+    assert done == [('seeded', n, 7) for n in expected] + [('put back', n, n) for n in expected]
+    assert torch.equal(found, torch.rand(2, generator=torch.Generator().manual_seed(7)))
 
 
 class Pickled:

@@ -16,9 +16,11 @@ import optkit.job
 from made_up import model_and_pairs
 from optkit.cli import main
 from optkit.data import InputError
-from optkit.engine import example_model
+from optkit.engine import Engine, example_model
 from optkit.fast import FastEngine
-from optkit.job import Job, JobConfig, demo_config, size_job
+from optkit.hardware import Choice
+from optkit.job import Job, JobConfig, choose_engine, demo_config, size_job
+from optkit.ladder import ladder_configs
 from optkit.report import render
 from optkit.timing import read_json
 
@@ -504,3 +506,78 @@ def test_a_job_on_the_fast_engine(folder, tmp_path):
     assert isinstance(found['fast'].engine, FastEngine) and not found['fast'].engine.reason and said['steps']['value'] == 'fast engine' and 'of the padded rows' in said['physical batch']['reason']
     for (a, x), (b, y) in zip(found['plain values'], found['fast values'], strict=True): assert a == b and abs(x - y) < .05
     assert any(len(k) == 2 for k in found['fast'].engine.built)
+
+
+@pytest.mark.parametrize('device, named, problem, began, expected, said', [
+    ('cuda', {}, '', None, 'fast', 'CUDA graphs'), ('cpu', {}, '', None, 'plain', 'needs a GPU'), ('cuda', {}, 'fp16 needs a scaler', None, 'plain', 'cannot serve: fp16 needs a scaler'),
+    ('cuda', dict(fast=False), '', None, 'plain', 'asked for'), ('cpu', dict(fast=True), '', None, 'fast', 'asked for'), ('cuda', dict(fast=True, graphs=False), '', None, 'fast', 'asked for'),
+    ('cuda', dict(fast=True), 'a problem', None, 'fast', 'asked for, though a problem'), ('cuda', dict(compile='default'), '', None, 'plain', 'compile=default was asked for'),
+    ('cuda', dict(layout='packed', compile=None), '', None, 'plain', 'layout=packed, compile=None was asked for'), ('cuda', {}, '', Choice('plain', 'as before'), 'plain', 'as before'),
+    ('cpu', {}, '', Choice('fast', 'as before'), 'fast', 'as before'), ('cuda', dict(fast=True), '', Choice('plain', 'as before'), 'fast', 'asked for')], ids=str)
+def test_the_engine_of_a_job_is_chosen_with_a_reason(device, named, problem, began, expected, said):
+    found = choose_engine(device, named, problem, began)
+    assert found.value == expected and said in found.reason
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    "The choice is that of a GPU; what is chosen runs here, on the CPU without graphs"
+    monkeypatch.setattr(optkit.job, 'choose_engine', lambda device, *args: choose_engine('cuda', *args))
+
+
+def test_a_job_on_a_gpu_takes_the_fast_engine_and_keeps_it(folder, tmp_path, as_on_a_gpu, monkeypatch):
+    made, out = partial(config, folder, tmp_path / 'run', trials=2, epochs=1), tmp_path / 'run'
+    job = Job(made(), progress=False, say=lambda text: None)
+    job.run()
+    assert isinstance(job.engine, FastEngine) and not job.engine.reason and not job.engine.graphs and any(len(k) == 2 for k in job.engine.built)
+    said = {d['what']: d for d in read_json(out / 'decisions.json')}
+    assert said['engine'] == dict(what='engine', **read_json(out / 'run.json')['engine']) and said['engine']['value'] == 'fast' and said['steps']['value'] == 'fast engine'
+    assert read_json(out / 'train.json')['config']['fast'] and 'steps captured as CUDA graphs' in render(out).read_text()
+
+    def stop(model, store, rows, rungs, base, *args, **kwargs): raise Stopped([c.fast for c in ladder_configs(base, rungs).values()])
+    monkeypatch.setattr(optkit.job, 'measure_ladder', stop)
+    with pytest.raises(Stopped) as found: job._do_ladder()
+    assert len(*found.value.args) > 2 and not any(*found.value.args), 'the ladder is one of plain steps'
+
+    monkeypatch.setattr(optkit.job, 'choose_engine', choose_engine)
+    again = Job(made(trials=3), progress=False, say=lambda text: None)  # where the CPU alone would be plain
+    again.run()
+    assert again.resumed and isinstance(again.engine, FastEngine) and again.stepping == job.stepping and len(read_json(out / 'study.json')['trials']) == 3
+    assert isinstance(Job(made(trials=3), progress=False)._engine_now(), FastEngine), 'so do workers'
+
+
+class Stopped(Exception): pass
+
+
+def test_a_run_that_began_on_the_plain_engine_keeps_it(folder, finished, tmp_path, as_on_a_gpu):
+    out = shutil.copytree(finished, tmp_path / 'run')
+    assert Job(config(folder, out, confirm=3), progress=False).stepping == Choice(**read_json(out / 'run.json')['engine'])
+    before = read_json(out / 'run.json')
+    assert before['engine']['value'] == 'plain'
+    (out / 'run.json').write_text(json.dumps({k: v for k, v in before.items() if k != 'engine'}))  # of an earlier version
+    job = Job(config(folder, out, confirm=3), progress=False)
+    assert type(job._engine_now()) is Engine and 'the run began with it' in job.stepping.reason and job.resumed
+    assert Job(config(folder, tmp_path / 'new', confirm=3), progress=False).stepping.value == 'fast'
+
+
+@pytest.mark.parametrize('changes, said', [(dict(train=('fast=false',)), 'asked for'), (dict(train=('compile=none',)), 'compile=None was asked for'), (dict(layout='packed'), 'layout=packed was asked for'),
+    (dict(train=('checkpointing=full',)), 'gradient checkpointing is full'), (dict(train=('weights=bf16',), precision=None), 'weights are torch.bfloat16')], ids=str)
+def test_a_job_stays_plain_where_something_else_was_asked_for(folder, tmp_path, as_on_a_gpu, changes, said):
+    job = Job(config(folder, tmp_path / 'run', **changes), progress=False)
+    assert type(job._engine_now()) is Engine and not job._base().fast and said in job.stepping.reason
+
+
+def test_nothing_is_written_before_a_job_runs(folder, tmp_path):
+    "Settings make an engine at once; the folder of compiled code would make the run folder one of something else"
+    job = Job(config(folder, tmp_path / 'run', train=('fast=true',)), progress=False)
+    assert isinstance(job.engine, FastEngine) and not (tmp_path / 'run').exists()
+
+
+def test_a_machine_that_cannot_compile(monkeypatch):
+    monkeypatch.delenv('CC', raising=False)
+    monkeypatch.setattr(optkit.job, 'import_problem', lambda name: 'not installed')
+    assert optkit.job._compiler_problem() == 'layers cannot be compiled (triton: not installed)'
+    monkeypatch.setattr(optkit.job, 'import_problem', lambda name: '')
+    for there in ('', 'gcc', 'clang'):
+        monkeypatch.setattr(optkit.job.shutil, 'which', lambda name, there=there: name if name == there else None)
+        assert ('gcc or clang' in optkit.job._compiler_problem()) == (not there and os.name != 'nt')
