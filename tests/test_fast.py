@@ -183,7 +183,7 @@ def test_a_model_that_16_bits_cost_much_is_no_wrong_kernel(monkeypatch, seed):
     assert 'differ' in places_problem(engine, call, STORE, exact=False)
 
 
-WAYS = 'slot', 'any', 'eager', 'layer' # how attention of transformers is compiled
+WAYS = 'any', 'slot', 'eager' # how attention of transformers is compiled
 
 
 def own_attention(model, by, **settings):
