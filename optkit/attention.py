@@ -330,16 +330,15 @@ def _deberta_in_places(self, *args, **kwargs):
 
 # %% ../nbs/02g_attention.ipynb #1c854919
 class Taken(torch.autograd.Function):
-    "Rows of `tokens` to where they are wanted; 0 where there is nothing to `keep` (or None: all). Each goes to one place, so the way back takes too, where an `index_select` would add up in any order"
+    "What is in places, taken back to its tokens; 0 where there is no row. Each goes to one, so the way back takes too, where that of an `index_select` would add up in any order"
     @staticmethod
-    def forward(ctx, tokens, there, back, keep, keep_back):
-        ctx.save_for_backward(back, keep_back)
-        found = tokens.index_select(0, there)
-        return found if keep is None else found.masked_fill(~keep[:, None], 0)
+    def forward(ctx, there, index, inverse, held, real):
+        ctx.save_for_backward(index, held)
+        return there.index_select(0, inverse).masked_fill(~real[:, None], 0)
     @staticmethod
     def backward(ctx, grad):
-        back, keep = ctx.saved_tensors
-        return grad.index_select(0, back).masked_fill(~keep[:, None], 0), None, None, None, None
+        index, held = ctx.saved_tensors
+        return grad.index_select(0, index).masked_fill(~held[:, None], 0), None, None, None, None
 
 class Part(torch.nn.Module):
     "In place of a projection: its part of the last dimension of what was projected before"
@@ -362,51 +361,53 @@ def stand_in(module):
 
 # %% ../nbs/02g_attention.ipynb #c0a1e7d2
 class Beside(torch.autograd.Function):
-    """What is in the slots, end to end, through `run` one slot beside the other. Each has inputs of its own, on the memory of the real ones, so that its way
-    back stays on its stream: autograd adds nothing up and waits for nothing across streams. What one stream makes, another touches only behind the fork or the
-    join of `Lanes`; all of it is held until the join, and what is freed is only used again on its stream, behind the next fork."""
+    """`tokens` to their slots, through `run` one slot beside the other; what comes out lies end to end [places, width]. Each slot has inputs of its own, those that
+    are shared on the memory of the real ones, so that its way back stays on its stream: autograd adds nothing up and waits for nothing across streams. What one
+    stream makes, another touches only behind the fork or the join of `Lanes`; all of it is held until the join, and what is freed is only used again on its stream, behind the next fork."""
     @staticmethod
-    def forward(ctx, run, places, back, there, shared):
-        kept = []
-        with Lanes(places, there.device) as lane:
-            for number, ((rows, l), part) in enumerate(zip(places.slots, there.split([n * l for n, l in places.slots]))):
-                with lane(number):
-                    own = part.detach().view(rows, l, -1), None if shared is None else shared.detach()
-                    for t, of in zip(own, (there, shared)): t is None or t.requires_grad_(of.requires_grad and back)
+    def forward(ctx, run, places, back, tokens, shared):
+        kept, sizes = [], [n * l for n, l in places.slots]
+        with Lanes(places, tokens.device) as lane:
+            for number, ((rows, l), index) in enumerate(zip(places.slots, places.index.split(sizes))):
+                with lane(number): # gathered here: a window on what was gathered before would have an offset, for which the compiler makes other code
+                    own = tokens.index_select(0, index).view(rows, l, -1), None if shared is None else shared.detach()
+                    for t, of in zip(own, (tokens, shared)): t is None or t.requires_grad_(of.requires_grad and back)
                     with torch.set_grad_enabled(back): kept.append((run(*own, *places.own[number]), own))
         ctx.places, ctx.kept = places, kept if back else None
         return torch.cat([out.detach().flatten(0, 1) for out, _ in kept])
 
     @staticmethod
     def backward(ctx, grad):
-        kept, ctx.kept, found = ctx.kept, None, []
-        with Lanes(ctx.places, grad.device) as lane:
-            for number, ((out, own), part) in enumerate(zip(kept, grad.split([n * l for n, l in ctx.places.slots]))):
+        p, kept, ctx.kept, found = ctx.places, ctx.kept, None, []
+        with Lanes(p, grad.device) as lane:
+            for number, ((out, own), part) in enumerate(zip(kept, grad.split([n * l for n, l in p.slots]))):
                 with lane(number):
-                    wants = [t for t in own if t is not None and t.requires_grad]
-                    back = iter(torch.autograd.grad(out, wants, part.reshape(out.shape), allow_unused=True))
+                    back = iter(torch.autograd.grad(out, [t for t in own if t is not None and t.requires_grad], part.reshape(out.shape), allow_unused=True))
                     found.append([next(back) if t is not None and t.requires_grad else None for t in own])
-        first, second = zip(*found)
-        return None, None, None, None if first[0] is None else torch.cat([f.flatten(0, 1) for f in first]), None if second[0] is None else torch.stack(second).sum(0)
+        tokens, shared = zip(*found)
+        if tokens[0] is not None: # tokens of no row take the last, which is 0
+            there = torch.cat([*(t.flatten(0, 1) for t in tokens), tokens[0].new_zeros(1, tokens[0].shape[-1])])
+            tokens = [there.index_select(0, torch.where(p.real, p.inverse, len(there) - 1))]
+        return None, None, None, tokens[0], None if shared[0] is None else torch.stack(shared).sum(0)
 
 # %% ../nbs/02g_attention.ipynb #c0a1e7d3
 @torch.compiler.disable
-def _own_slots(module, there, shared):
+def _own_slots(module, qkv, shared):
     "The module's own forward on each slot [places, width], outside of what the layer compiles"
     p, stand = module.places, module.stand
     stand.training, forward = module.training, type(stand).forward if p.work is None else p.work(type(stand))
     def run(made, positions, mask, distances):
         more = dict(rel_embeddings=positions, relative_pos=distances) if getattr(stand, 'relative_attention', False) else {}
         return forward(stand, made, mask, **more)[0]
-    return Beside.apply(run, p, torch.is_grad_enabled(), there, shared)
+    return Beside.apply(run, p, torch.is_grad_enabled(), qkv, shared)
 
 def _own_in_places(self, projected, args, kwargs):
     "The module's own forward in places, from projections of all tokens at once"
     p, (qkv, positions) = self.places, projected(self, *args, **kwargs)
-    there, shared = Taken.apply(qkv, p.index, p.inverse, None, p.real), [*positions.values()]
+    shared = [*positions.values()]
     if len(shared) == 1 and self.share_att_key: shared *= 2 # two parts are looked for, of which one is used
-    out = _own_slots(self, there, torch.cat(shared, -1) if shared else None)
-    return Taken.apply(out, p.inverse, p.index, p.real, p.held)[None], None
+    out = _own_slots(self, qkv, torch.cat(shared, -1) if shared else None)
+    return Taken.apply(out, p.index, p.inverse, p.held, p.real)[None], None
 
 # %% ../nbs/02g_attention.ipynb #a7100021
 def attention_kind(module) -> str | None: # 'bert', 'deberta' or None
