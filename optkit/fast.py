@@ -573,7 +573,7 @@ def _another(forward):
 # %% ../nbs/02h_fast.ipynb #dec91cf3
 @patch
 def _compiled_for(self: FastEngine, cls, call):
-    "The forward of a layer, compiled for any number of tokens; with the model's own attention in it in pieces: up to the slots, and behind them"
+    "The forward of a layer, compiled for any number of tokens; with the model's own attention in pieces, before the slots and behind them"
     kept, own = self.__dict__.setdefault('_compiled', {}), isinstance(call, PlacedPacking) and call.own
     if own not in kept:
         compiled = torch.compile(cls.forward, dynamic=True if own else None) # to pieces no mark of `_any_tokens` gets

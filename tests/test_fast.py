@@ -186,8 +186,8 @@ def test_a_model_that_16_bits_cost_much_is_no_wrong_kernel(monkeypatch, seed):
 WAYS = 'any', 'slot', 'eager' # how attention of transformers is compiled
 
 
-def own_attention(model, by, **settings):
-    engine = Fast(model, FP32, at_once=8, attention='transformers', **settings)
+def own_attention(model, by, precision=FP32, **settings):
+    engine = Fast(model, precision, at_once=8, attention='transformers', **settings)
     engine._attention_by = by
     return engine
 
@@ -253,6 +253,13 @@ def test_weights_that_are_frozen_and_adapters_in_places(name, trained):
     np.testing.assert_allclose(losses(plain, lr=1e-3), losses(fast, lr=1e-3), rtol=2e-5)
     assert isinstance(fast.call_for(STORE), PlacedPacking) and fast.call_for(STORE).own and not fast.notes
     same_weights(plain.model, fast.model)
+
+
+@pytest.mark.parametrize('name', ['deberta', 'deberta, own keys', 'bert', 'bert eager'])
+def test_own_attention_in_places_in_16_bits(name):
+    plain, fast = Engine(model_of(name), BF16), own_attention(model_of(name), 'eager', precision=BF16)
+    np.testing.assert_allclose(losses(plain, lr=1e-3), losses(fast, lr=1e-3), atol=.03)
+    assert fast.call_for(STORE).own and not fast.notes
 
 
 @pytest.mark.parametrize('name', ['deberta', 'bert'])
