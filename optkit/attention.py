@@ -387,7 +387,7 @@ class Beside(torch.autograd.Function):
         tokens, shared = zip(*found)
         if tokens[0] is not None: # tokens of no row take the last, which is 0
             there = torch.cat([*(t.flatten(0, 1) for t in tokens), tokens[0].new_zeros(1, tokens[0].shape[-1])])
-            tokens = [there.index_select(0, torch.where(p.real, p.inverse, len(there) - 1))]
+            tokens = [there.index_select(0, p.inverse.masked_fill(~p.real, len(there) - 1))]
         return None, None, None, tokens[0], None if shared[0] is None else torch.stack(shared).sum(0)
 
 # %% ../nbs/02g_attention.ipynb #c0a1e7d3
