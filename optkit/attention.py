@@ -27,7 +27,7 @@ class Places:
     beside = False # on a GPU: lengths one beside the other, on streams of their own
     ends = longest = None # where rows end [rows + 1] int32, the first entry is 0, and tokens of the longest place: attention without positions takes them end to end
     masks = far = onehot = None # of each slot [rows, l] bool; entries of the position table for each distance, see `position_rows`
-    own = None # of each slot, where the modules' own forward is to run: the mask and the distances (or None) that it takes
+    own = None # of each slot, where the modules' own forward is to run: the mask and the distances (or None) that it takes, and how far they go (or None: all positions)
     work = None # what stands for that forward of a class; None: itself
 
 def move(tokens, there, keep=None):
@@ -349,15 +349,22 @@ class Part(torch.nn.Module):
 
 def stand_in(module):
     "An attention module as it is, dropout and all, that takes queries, keys and values side by side in place of hidden states, and projected positions, queries first, in place of embeddings"
-    bert, width, found = attention_kind(module) == 'bert', module.num_attention_heads * module.attention_head_size, type(module).__new__(type(module))
+    bert, width = attention_kind(module) == 'bert', module.num_attention_heads * module.attention_head_size
     positions = [] if bert else _position_names(module)
     names = ('query', 'key', 'value') if bert else ('query_proj', 'key_proj', 'value_proj')
     parts = {n: Part(k, width) for k, n in [*enumerate(positions), *enumerate(names)]}
     if more := [n for n, _ in module.named_parameters() if n.split('.')[0] not in parts]: raise ValueError(f'{type(module).__name__} has weights of its own ({", ".join(more)}); expected only projections')
+    cls = _by_table(type(module)) if positions else type(module)
+    found = cls.__new__(cls)
     found.__dict__.update(module.__dict__, _modules=module._modules | parts)
     if not bert: found.relative_attention = bool(positions) # without products there is nothing to add
     if positions: found.pos_dropout = torch.nn.Identity()
     return found
+
+@lru_cache(maxsize=None)
+def _by_table(cls):
+    "DeBERTa's class, but that distances go as far as the `table` of positions in use"
+    return type(cls.__name__, (cls,), dict(pos_ebd_size=property(lambda self: self.table.shape[0] // 2)))
 
 # %% ../nbs/02g_attention.ipynb #c0a1e7d2
 class Beside(torch.autograd.Function):
@@ -370,10 +377,10 @@ class Beside(torch.autograd.Function):
         with Lanes(places, tokens.device) as lane:
             for number, ((rows, l), index) in enumerate(zip(places.slots, places.index.split(sizes))):
                 with lane(number): # gathered here: a window on what was gathered before would have an offset, for which the compiler makes other code
-                    own = tokens.index_select(0, index).view(rows, l, -1), None if shared is None else shared.detach()
+                    own = tokens.index_select(0, index).view(rows, l, -1), _near(shared, places.own[number][2])
                     for t, of in zip(own, (tokens, shared)): t is None or t.requires_grad_(of.requires_grad and back)
-                    with torch.set_grad_enabled(back): kept.append((run(*own, *places.own[number]), own))
-        ctx.places, ctx.kept = places, kept if back else None
+                    with torch.set_grad_enabled(back): kept.append((run(*own, *places.own[number][:2]), own))
+        ctx.places, ctx.kept, ctx.entries = places, kept if back else None, 0 if shared is None else len(shared)
         return torch.cat([out.detach().flatten(0, 1) for out, _ in kept])
 
     @staticmethod
@@ -384,6 +391,7 @@ class Beside(torch.autograd.Function):
                 with lane(number):
                     back = iter(torch.autograd.grad(out, [t for t in own if t is not None and t.requires_grad], part.reshape(out.shape), allow_unused=True))
                     found.append([next(back) if t is not None and t.requires_grad else None for t in own])
+                    if found[-1][1] is not None: found[-1][1] = F.pad(found[-1][1], (0, 0, *[(ctx.entries - len(own[1])) // 2] * 2))
         tokens, shared = zip(*found)
         if tokens[0] is not None: # tokens of no row take the last, which is 0
             there = torch.cat([*(t.flatten(0, 1) for t in tokens), tokens[0].new_zeros(1, tokens[0].shape[-1])])
@@ -391,15 +399,23 @@ class Beside(torch.autograd.Function):
         return None, None, None, tokens[0], None if shared[0] is None else torch.stack(shared).sum(0)
 
 # %% ../nbs/02g_attention.ipynb #c0a1e7d3
+def _near(table, span):
+    "Positions [entries, width] up to that distance (None: all), for one slot"
+    if table is None or span is None or 2 * span >= len(table): return None if table is None else table.detach()
+    return table.detach()[len(table) // 2 - span:len(table) // 2 + span].clone() # a window would have an offset
+
 @torch.compiler.disable
 def _own_slots(module, qkv, shared):
     "The module's own forward on each slot [places, width], outside of what the layer compiles"
     p, stand = module.places, module.stand
     stand.training, forward = module.training, type(stand).forward if p.work is None else p.work(type(stand))
     def run(made, positions, mask, distances):
-        more = dict(rel_embeddings=positions, relative_pos=distances) if getattr(stand, 'relative_attention', False) else {}
+        more = {} if positions is None else dict(rel_embeddings=positions, relative_pos=distances)
+        if positions is not None: stand.__dict__['table'] = positions # not to be registered as anything
         return forward(stand, made, mask, **more)[0]
-    return Beside.apply(run, p, torch.is_grad_enabled(), qkv, shared)
+    out = Beside.apply(run, p, torch.is_grad_enabled(), qkv, shared)
+    stand.__dict__.pop('table', None)
+    return out
 
 def _own_in_places(self, projected, args, kwargs):
     "The module's own forward in places, from projections of all tokens at once"

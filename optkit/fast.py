@@ -142,7 +142,8 @@ _with_places = lru_cache(maxsize=None)(in_places)
 class PlacedPacking(Packing):
     "Calls a model on rows in places as if each came alone"
     def __init__(self, model, store_task: str,
-        own: bool = False # whether the model's own attention runs in the places
+        own: bool = False, # whether the model's own attention runs in the places
+        near: bool = True # and gets only the positions that the length of a place can ask for
     ):
         super().__init__(model, False)
         self.places, self.modules, self.end_to_end = Places(), [m for m in self.base.modules() if attention_kind(m)], False
@@ -150,7 +151,7 @@ class PlacedPacking(Packing):
         if not self.modules or others: raise InputError(f'{type(model).__name__} has attention that cannot be given places ({", ".join(sorted(set(others))) or "none was found"})')
         self.kinds, self.known = {attention_kind(m) for m in self.modules}, {}
         self.relative = next((m for m in self.modules if attention_kind(m) == 'deberta' and m.relative_attention), None)
-        self.own = own
+        self.own, self.near = own, near
         if self.causal: raise InputError(f'{type(model).__name__} is causal; places are for encoders')
         if own and 'bert' in self.kinds and (how := self.config._attn_implementation) not in ('eager', 'sdpa'): raise InputError(f"the model's attention is {how}; expected eager or sdpa, whose masks are known")
         self.stands = [stand_in(m) if own else None for m in self.modules]
@@ -194,15 +195,20 @@ def _own(self: PlacedPacking, slots, seen):
     for (rows, l), mask in zip(slots, seen):
         if self.own_mask:
             key = 'own', l, mask.device
-            if self.relative is not None and key not in self.known: self.known[key] = type(self.encoder).get_rel_pos(self.encoder, torch.empty(1, l, 1, device=mask.device))
-            found.append((self.encoder.get_attention_mask(mask), self.known.get(key)))
+            if self.relative is not None and key not in self.known: self.known[key] = type(self.encoder).get_rel_pos(self.encoder, torch.empty(1, l, 1, device=mask.device)), self._span(l)
+            found.append((self.encoder.get_attention_mask(mask), *self.known.get(key, (None, None))))
             continue
         mask = mask[:, None, None].expand(rows, 1, l, l)
         if self.config._attn_implementation == 'eager': # is added to the scores
             dtype = next(self.base.parameters()).dtype
             mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
-        found.append((mask, None))
+        found.append((mask, None, None))
     return found
+
+@patch
+def _span(self: PlacedPacking, l):
+    "How far the distances of rows of that length go: further positions are not looked up (None: all are handed in)"
+    return int(position_rows(self.relative, [l], 'cpu')[0].max()) - self.relative.pos_ebd_size + 1 if self.near else None
 
 @patch
 def __call__(self: PlacedPacking, inputs: dict): # see `StaticBatch.inputs`
@@ -435,6 +441,7 @@ class FastEngine(Engine):
     "An engine whose steps are built once for a few shapes"
     _attention_by = 'any' # how attention of transformers is compiled: 'any' once for all lengths; 'slot' each for itself; 'eager' not at all
     _attention_options = None # of `torch.compile`, for that
+    _attention_near = True # it gets only the positions that the length of a place can ask for
 
     def __init__(self, model, precision, # as of `Engine`
         at_once: int = 64, # rows of a micro-batch at most
@@ -551,7 +558,7 @@ def _any_rows(forward, lengths=False):
         mark(hidden, 0, *([1] if lengths else []))
         mark(mask, 0, *([2, 3] if lengths else []))
         if relative_pos is not None:
-            if lengths: mark(relative_pos, 1, 2)
+            if lengths: mark(relative_pos, 1, 2); mark(kwargs['rel_embeddings'], 0)
             kwargs['relative_pos'] = relative_pos
         return forward(self, hidden, mask, *args, **kwargs)
     return call
@@ -709,7 +716,7 @@ def call_for(self: FastEngine, store: TokenStore):
         problem, call = '', self.model
         if store.targets is None:
             try:
-                call = PlacedPacking(self.model, store.task, self.attention == 'transformers')
+                call = PlacedPacking(self.model, store.task, self.attention == 'transformers', self._attention_near)
                 call.places.beside = self.beside
                 problem = places_problem(self, call, store)
             except InputError as exc: problem = str(exc)

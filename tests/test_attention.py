@@ -110,13 +110,14 @@ def test_a_layer_is_one_graph_to_the_compiler():
 
 @pytest.mark.parametrize('kinds', [['c2p', 'p2c'], ['c2p'], ['p2c'], []], ids=' '.join)
 @pytest.mark.parametrize('share', [True, False])
-def test_a_stand_in_on_projections_is_its_module(kinds, share):
+@pytest.mark.parametrize('near', [None, True])
+def test_a_stand_in_on_projections_is_its_module(kinds, share, near):
     "Slot by slot, against the module on padded rows: outputs and gradients of inputs, positions and weights; with and without products of positions"
     from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
     module = module_of(pos_att_type=kinds, share_att_key=share)
     places, tokens = _places_of(module, [20, 11, 7], ((1, 32), (3, 16)), 'cpu', spare=2)
     distances = [build_relative_position(torch.zeros(l, 1), torch.zeros(l, 1), 16, 96) for _, l in places.slots]
-    places.own = [(m[:, None, None] & m[:, None, :, None], d) for m, d in zip(places.masks, distances)]
+    places.own = [(m[:, None, None] & m[:, None, :, None], d, near and int(d.max()) + 1) for m, d in zip(places.masks, distances)]
     table, hidden = (torch.randn(n, 12, dtype=torch.float64, requires_grad=True) for n in (2 * module.pos_ebd_size, tokens))
     inputs = [hidden, table, *module.parameters()]
     def gradients(out):

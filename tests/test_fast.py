@@ -255,6 +255,24 @@ def test_weights_that_are_frozen_and_adapters_in_places(name, trained):
     same_weights(plain.model, fast.model)
 
 
+@pytest.mark.parametrize('buckets', [-1, 4, 16, 64])
+def test_places_of_a_length_get_the_positions_that_they_ask_for(buckets):
+    "None is missing, and none too many; with all of them the steps are the same"
+    cls, config, extra = PLACED['deberta']
+    torch.manual_seed(0)
+    model = cls(config(**small(**extra) | dict(position_buckets=buckets)))
+    call, every = (PlacedPacking(model, 'classification', True, near) for near in (True, False))
+    size = call.relative.pos_ebd_size
+    for l in (1, 2, 3, 7, 16, 33, 64, 120):
+        far = int(call.encoder.get_rel_pos(torch.empty(1, l, 1)).abs().max())
+        assert call._span(l) == min(far + 1, size) and every._span(l) is None
+    runs = [own_attention(copy.deepcopy(model), 'eager') for _ in range(2)]
+    runs[1]._attention_near = False
+    np.testing.assert_allclose(*(losses(fast, lr=1e-3) for fast in runs), rtol=2e-5)
+    assert not runs[0].notes and not runs[1].notes
+    same_weights(*(fast.model for fast in runs))
+
+
 @pytest.mark.parametrize('name', ['deberta', 'deberta, own keys', 'bert', 'bert eager'])
 def test_own_attention_in_places_in_16_bits(name):
     plain, fast = Engine(model_of(name), BF16), own_attention(model_of(name), 'eager', precision=BF16)
