@@ -30,7 +30,7 @@ from optkit.precision import choose_precision
 from optkit.timing import Variant, compare, record, save_records
 
 ROWS = 32  # of an optimizer step
-LONG = {'hf-best-compile': 240., 'optkit, attention of transformers': 60., 'optkit, attention of transformers, of any length': 40., 'optkit, attention of transformers, not compiled': 30., 'by slot': 60., 'by layer, octave=1': 100., 'by layer': 150.}  # W1: seconds that building may take on a GPU: with less before --limit they are left out; others take about as long as the longest so far
+LONG = {'hf-best-compile': 240., 'optkit': 60., 'optkit, attention of transformers': 60., 'optkit, attention of transformers, tuned': 120., 'of any length': 60., 'of any length, tuned': 120., 'of any length, octave=1': 60., 'of any length, in turn': 60., 'of any length, all positions': 60., 'by slot': 90., 'eager slots': 60.}  # W1: seconds that building may take on a GPU: with less before --limit they are left out; others take about as long as the longest so far
 WITHOUT = 'warm, compiler imported'  # in a process that has compiled something before, as every later engine of a study
 
 
@@ -150,19 +150,20 @@ def warm(name, work, count):
 
 
 def settings(explore, shape, attention='optkit'):
-    "Our own settings; `by`: how attention of transformers is compiled"
-    if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {}), **{f'optkit, attention of transformers{n}': dict(attention='transformers', by=by) for n, by in ((', not compiled', 'eager'), (', of any length', 'any'), ('', 'slot'))}}
+    "Our own settings; `by`: how attention of transformers is compiled, `options`: of the compiler, for that, `near`: with only the positions that a length needs"
+    tuned = dict(options={'coordinate_descent_tuning': True})
+    if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {}), **{f'optkit, attention of transformers{n}': dict(attention='transformers') | kw for n, kw in (('', {}), (', tuned', tuned))}}
     if attention == 'transformers':
-        ways = {'eager slots': dict(by='eager'), 'slots of any length': dict(by='any'), 'by slot': dict(by='slot'), 'by slot in turn': dict(by='slot', beside=False), 'by slot, octave=1': dict(by='slot', octave=1),
-                'by layer, octave=1': dict(by='layer', octave=1), 'by layer': dict(by='layer')} # what is built quickly comes first; slots that another variant has compiled are not compiled again
+        ways = {'of any length': dict(by='any'), 'of any length, tuned': dict(by='any', **tuned), 'of any length, octave=1': dict(by='any', octave=1), 'of any length, in turn': dict(by='any', beside=False), 'of any length, all positions': dict(by='any', near=False), 'by slot': dict(by='slot'), 'eager slots': dict(by='eager')}
         return {n: dict(attention=attention) | kw for n, kw in ways.items()}
     return {'as it is': dict(), 'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'two shapes': dict(most=2), 'one length an octave': dict(octave=1), 'in turn': dict(beside=False), 'in places': dict(end_to_end=False), 'one an octave in turn': dict(octave=1, beside=False)}
 
 
-def ours(model, precision, store, by=None, **values):
+def ours(model, precision, store, by=None, options=None, near=True, **values):
     "Our engine with settings"
     engine = FastEngine(model, precision, max_grad_norm=1., **values)
     if by: engine._attention_by = by
+    engine._attention_options, engine._attention_near = options, near
     return Ours(engine, store)
 
 
@@ -259,7 +260,7 @@ def main():
     parser.add_argument('--per-round', type=int, default=50, help='steps of each variant in a round; peers that group by length repeat their lengths every 50')
     parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
     parser.add_argument('--attention', choices=WHOSE_ATTENTION, default='optkit', help="of --start and --explore: our own, or the model's own in the same places")
-    parser.add_argument('--by', choices=('slot', 'any', 'layer', 'eager'), help='of --start: how attention of transformers is compiled; as the engine does it without')
+    parser.add_argument('--by', choices=('any', 'slot', 'eager'), help='of --start: how attention of transformers is compiled; as the engine does it without')
     parser.add_argument('--cache', help='an empty folder in which --start leaves what was compiled; a temporary one without')
     parser.add_argument('--once', help=argparse.SUPPRESS)
     parser.add_argument('--imported', action='store_true', help=argparse.SUPPRESS)

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['FARTHEST', 'HALF', 'Places', 'move', 'position_rows', 'skew', 'pair_bias', 'pair_bias_back', 'Lanes',
-           'placed_forward', 'placed_backward', 'whole_forward', 'whole_backward', 'attend_in_places', 'Taken',
-           'Beside', 'attention_kind', 'in_places']
+           'placed_forward', 'placed_backward', 'whole_forward', 'whole_backward', 'attend_in_places', 'Taken', 'Part',
+           'stand_in', 'Beside', 'attention_kind', 'in_places']
 
 # %% ../nbs/02g_attention.ipynb #a7100004
 import itertools, math
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import lru_cache
 
 import torch
@@ -27,8 +27,8 @@ class Places:
     beside = False # on a GPU: lengths one beside the other, on streams of their own
     ends = longest = None # where rows end [rows + 1] int32, the first entry is 0, and tokens of the longest place: attention without positions takes them end to end
     masks = far = onehot = None # of each slot [rows, l] bool; entries of the position table for each distance, see `position_rows`
-    own = None # of each slot, where the modules' own forward is to run: the mask and the distances (or None) that it takes
-    work = None # what stands for that forward of a class, where slots go apart, see `Beside`; None: itself
+    own = None # of each slot, where the modules' own forward is to run: the mask and the distances (or None) that it takes, and how far they go (or None: all positions)
+    work = None # what stands for that forward of a class; None: itself
 
 def move(tokens, there, keep=None):
     "Rows of `tokens` to where they are wanted; 0 where there is nothing to `keep` (bool)"
@@ -301,110 +301,129 @@ def attend_in_places(
     return _attend_op(cast(qkv), cast(pos_key), cast(pos_query), heads, factor, dropout, torch.is_grad_enabled())[0]
 
 # %% ../nbs/02g_attention.ipynb #a7100031
-def _bert_in_places(self, cls, hidden_states, attention_mask=None, *args, **kwargs):
+def _bert_projected(self, hidden_states, attention_mask=None, *args, **kwargs):
+    "Queries, keys and values of all tokens side by side [tokens, 3 width]; and no positions"
     hidden = hidden_states[0]
-    qkv = torch.cat([self.query(hidden), self.key(hidden), self.value(hidden)], -1)
+    return torch.cat([self.query(hidden), self.key(hidden), self.value(hidden)], -1), {}
+
+def _deberta_projected(self, hidden_states, attention_mask=None, output_attentions=False, query_states=None, relative_pos=None, rel_embeddings=None):
+    "Queries, keys and values of all tokens side by side; and positions by the name of the module that projects them [entries, width]"
+    hidden, asking = hidden_states[0], (hidden_states if query_states is None else query_states)[0]
+    qkv, names = torch.cat([self.query_proj(asking), self.key_proj(hidden), self.value_proj(hidden)], -1), _position_names(self)
+    if not names: return qkv, {}
+    positions = self.pos_dropout(rel_embeddings[:2 * self.pos_ebd_size])
+    return qkv, {n: getattr(self, n)(positions) for n in names}
+
+def _position_names(module, kinds=('p2c', 'c2p')):
+    "Modules that project DeBERTa's positions for these kinds of products, queries first"
+    return [f'{"" if module.share_att_key else "pos_"}{t}_proj' for kind, t in (('p2c', 'query'), ('c2p', 'key')) if module.relative_attention and kind in kinds and kind in module.pos_att_type]
+
+def _bert_in_places(self, *args, **kwargs):
+    qkv, _ = _bert_projected(self, *args, **kwargs)
     return attend_in_places(qkv, self.num_attention_heads, 1 / math.sqrt(self.attention_head_size), self.dropout.p if self.training else 0.)[None], None
 
-def _deberta_in_places(self, cls, hidden_states, attention_mask=None, output_attentions=False, query_states=None, relative_pos=None, rel_embeddings=None):
-    hidden, kinds = hidden_states[0], [t for t in ('c2p', 'p2c') if t in self.pos_att_type]
-    asking = hidden if query_states is None else query_states[0]
-    qkv = torch.cat([self.query_proj(asking), self.key_proj(hidden), self.value_proj(hidden)], -1)
-    pos_key = pos_query = None
-    if self.relative_attention and kinds:
-        positions = self.pos_dropout(rel_embeddings[:2 * self.pos_ebd_size])
-        if 'c2p' in kinds: pos_key = (self.key_proj if self.share_att_key else self.pos_key_proj)(positions)
-        if 'p2c' in kinds: pos_query = (self.query_proj if self.share_att_key else self.pos_query_proj)(positions)
-    factor = 1 / math.sqrt(self.attention_head_size * (1 + len(kinds)))
+def _deberta_in_places(self, *args, **kwargs):
+    qkv, positions = _deberta_projected(self, *args, **kwargs)
+    pos_key, pos_query = (next((positions[n] for n in _position_names(self, (kind,))), None) for kind in ('c2p', 'p2c'))
+    factor = 1 / math.sqrt(self.attention_head_size * (1 + sum(t in self.pos_att_type for t in ('c2p', 'p2c'))))
     return attend_in_places(qkv, self.num_attention_heads, factor, self.dropout.p if self.training else 0., pos_key, pos_query)[None], None
 
 # %% ../nbs/02g_attention.ipynb #1c854919
 class Taken(torch.autograd.Function):
-    "Rows of `tokens` to where they are wanted; 0 where there is nothing to `keep` (or None: all). Each goes to one place, so the way back takes too, where an `index_select` would add up in any order"
+    "What is in places, taken back to its tokens; 0 where there is no row. Each goes to one, so the way back takes too, where that of an `index_select` would add up in any order"
     @staticmethod
-    def forward(ctx, tokens, there, back, keep, keep_back):
-        ctx.save_for_backward(back, keep_back)
-        found = tokens.index_select(0, there)
-        return found if keep is None else found.masked_fill(~keep[:, None], 0)
-    @staticmethod
-    def backward(ctx, grad):
-        back, keep = ctx.saved_tensors
-        return grad.index_select(0, back).masked_fill(~keep[:, None], 0), None, None, None, None
-
-def _own_in_places(self, cls, hidden_states, attention_mask=None, *args, **kwargs):
-    "The module's own forward, on the rows of each slot"
-    if kwargs.get('query_states') is not None: raise ValueError('queries that are not the hidden states have no places')
-    p, out, at = self.places, [], 0
-    there = Taken.apply(hidden_states[0], p.index, p.inverse, None, p.real)
-    for (rows, l), (mask, distances) in zip(p.slots, p.own):
-        own = kwargs if distances is None else kwargs | dict(relative_pos=distances)
-        out.append(cls.forward(self, there[at:at + rows * l].view(rows, l, -1), mask, *args, **own)[0].flatten(0, 1))
-        at += rows * l
-    return Taken.apply(torch.cat(out), p.inverse, p.index, p.real, p.held)[None], None
-
-# %% ../nbs/02g_attention.ipynb #c0a1e7d2
-@contextmanager
-def _lent(module, names, tensors):
-    "`tensors` in place of the module's weights of these names"
-    homes = [(module.get_submodule(n.rpartition('.')[0])._parameters, n.rpartition('.')[2]) for n in names]
-    before = [home[n] for home, n in homes]
-    try:
-        for (home, n), t in zip(homes, tensors): home[n] = t
-        yield
-    finally:
-        for (home, n), t in zip(homes, before): home[n] = t
-
-class Beside(torch.autograd.Function):
-    """`tokens` to their slots, through `run` one beside the other, and back again. Each slot has inputs and weights of its own, these on the memory of the real
-    ones, so that its way back stays on its stream: autograd adds nothing up and waits for nothing across streams. What one stream makes, another touches only
-    behind the fork or the join of `Lanes`; all of it is held until the join, and what is freed is only used again on its stream, behind the next fork."""
-    @staticmethod
-    def forward(ctx, run, module, back, names, tokens, shared, *weights):
-        p, given, kept = module.places, (tokens, shared, *weights), []
-        with Lanes(p, tokens.device) as lane:
-            for number, ((rows, l), index) in enumerate(zip(p.slots, p.index.split([n * l for n, l in p.slots]))):
-                with lane(number):
-                    own = tokens.index_select(0, index).view(rows, l, -1), *(None if t is None else t.detach() for t in given[1:])
-                    for t, of in zip(own, given): t is None or t.requires_grad_(of.requires_grad and back)
-                    with torch.set_grad_enabled(back), _lent(module, names, own[2:]): kept.append((run(own[0], own[1], *p.own[number]), own))
-        ctx.places, ctx.kept = p, kept if back else None
-        return torch.cat([out.detach().flatten(0, 1) for out, _ in kept]).index_select(0, p.inverse).masked_fill_(~p.real[:, None], 0)
-
+    def forward(ctx, there, index, inverse, held, real):
+        ctx.save_for_backward(index, held)
+        return there.index_select(0, inverse).masked_fill(~real[:, None], 0)
     @staticmethod
     def backward(ctx, grad):
-        p, kept, found, sizes = ctx.places, ctx.kept, [], [n * l for n, l in ctx.places.slots]
-        with Lanes(p, grad.device) as lane:
-            for number, ((out, own), index, held) in enumerate(zip(kept, p.index.split(sizes), p.held.split(sizes))):
-                with lane(number):
-                    part = grad.index_select(0, index).masked_fill_(~held[:, None], 0).view(out.shape)
-                    found.append((part, torch.autograd.grad(out, [t for t in own if t is not None and t.requires_grad], part, allow_unused=True)))
-        wants, found = [t is not None and t.requires_grad for t in kept[0][1]], [f for _, f in found]
-        first = [torch.cat([f[0].flatten(0, 1) for f in found]).index_select(0, p.inverse).masked_fill_(~p.real[:, None], 0)] if wants[0] else []
-        back, ctx.kept = iter(first + _sums([f[len(first):] for f in found])), None
-        return None, None, None, None, *(next(back) if w else None for w in wants)
+        index, held = ctx.saved_tensors
+        return grad.index_select(0, index).masked_fill(~held[:, None], 0), None, None, None, None
 
-# %% ../nbs/02g_attention.ipynb #c0a1e7d3
-def _sums(parts): # of each slot the same gradients, some of them None
-    "Sum over slots, many tensors a kernel"
-    there = [n for n, t in enumerate(parts[0]) if t is not None]
-    total, more = [parts[0][n] for n in there], [[p[n] for n in there] for p in parts[1:]]
-    for k, one in enumerate(more):
-        if k: torch._foreach_add_(total, one)
-        elif there: total = torch._foreach_add(total, one) # in memory of its own: autograd may hand out the same twice
-    found = [None] * len(parts[0])
-    for n, t in zip(there, total): found[n] = t
+class Part(torch.nn.Module):
+    "In place of a projection: its part of the last dimension of what was projected before"
+    def __init__(self, number, width):
+        super().__init__()
+        self.start, self.stop = number * width, (number + 1) * width
+    def forward(self, made): return made[..., self.start:self.stop]
+
+def stand_in(module):
+    "An attention module as it is, dropout and all, that takes queries, keys and values side by side in place of hidden states, and projected positions, queries first, in place of embeddings"
+    bert, width = attention_kind(module) == 'bert', module.num_attention_heads * module.attention_head_size
+    positions = [] if bert else _position_names(module)
+    names = ('query', 'key', 'value') if bert else ('query_proj', 'key_proj', 'value_proj')
+    parts = {n: Part(k, width) for k, n in [*enumerate(positions), *enumerate(names)]}
+    if more := [n for n, _ in module.named_parameters() if n.split('.')[0] not in parts]: raise ValueError(f'{type(module).__name__} has weights of its own ({", ".join(more)}); expected only projections')
+    cls = _by_table(type(module)) if positions else type(module)
+    found = cls.__new__(cls)
+    found.__dict__.update(module.__dict__, _modules=module._modules | parts)
+    if not bert: found.relative_attention = bool(positions) # without products there is nothing to add
+    if positions: found.pos_dropout = torch.nn.Identity()
     return found
 
-def _own_beside(self, cls, hidden_states, attention_mask=None, *args, rel_embeddings=None, **kwargs):
-    "As `_own_in_places`, outside of what the layer compiles"
-    if kwargs.get('query_states') is not None: raise ValueError('queries that are not the hidden states have no places')
-    p, forward = self.places, cls.forward if self.places.work is None else self.places.work(cls)
-    if rel_embeddings is not None: kwargs['rel_embeddings'] = rel_embeddings
-    def run(hidden, shared, mask, distances):
-        own = kwargs | ({} if shared is None else dict(rel_embeddings=shared)) | ({} if distances is None else dict(relative_pos=distances))
-        return forward(self, hidden, mask, *args, **own)[0]
-    weights = {n: w for n, w in self.named_parameters() if w.requires_grad}
-    return Beside.apply(run, self, torch.is_grad_enabled(), [*weights], hidden_states[0], rel_embeddings, *weights.values())[None], None
+@lru_cache(maxsize=None)
+def _by_table(cls):
+    "DeBERTa's class, but that distances go as far as the `table` of positions in use"
+    return type(cls.__name__, (cls,), dict(pos_ebd_size=property(lambda self: self.table.shape[0] // 2)))
+
+# %% ../nbs/02g_attention.ipynb #c0a1e7d2
+class Beside(torch.autograd.Function):
+    """`tokens` to their slots, through `run` one slot beside the other; what comes out lies end to end [places, width]. Each slot has inputs of its own, those that
+    are shared on the memory of the real ones, so that its way back stays on its stream: autograd adds nothing up and waits for nothing across streams. What one
+    stream makes, another touches only behind the fork or the join of `Lanes`; all of it is held until the join, and what is freed is only used again on its stream, behind the next fork."""
+    @staticmethod
+    def forward(ctx, run, places, back, tokens, shared):
+        kept, sizes = [], [n * l for n, l in places.slots]
+        with Lanes(places, tokens.device) as lane:
+            for number, ((rows, l), index) in enumerate(zip(places.slots, places.index.split(sizes))):
+                with lane(number): # gathered here: a window on what was gathered before would have an offset, for which the compiler makes other code
+                    own = tokens.index_select(0, index).view(rows, l, -1), _near(shared, places.own[number][2])
+                    for t, of in zip(own, (tokens, shared)): t is None or t.requires_grad_(of.requires_grad and back)
+                    with torch.set_grad_enabled(back): kept.append((run(*own, *places.own[number][:2]), own))
+        ctx.places, ctx.kept, ctx.entries = places, kept if back else None, 0 if shared is None else len(shared)
+        return torch.cat([out.detach().flatten(0, 1) for out, _ in kept])
+
+    @staticmethod
+    def backward(ctx, grad):
+        p, kept, ctx.kept, found = ctx.places, ctx.kept, None, []
+        with Lanes(p, grad.device) as lane:
+            for number, ((out, own), part) in enumerate(zip(kept, grad.split([n * l for n, l in p.slots]))):
+                with lane(number):
+                    back = iter(torch.autograd.grad(out, [t for t in own if t is not None and t.requires_grad], part.reshape(out.shape), allow_unused=True))
+                    found.append([next(back) if t is not None and t.requires_grad else None for t in own])
+                    if found[-1][1] is not None: found[-1][1] = F.pad(found[-1][1], (0, 0, *[(ctx.entries - len(own[1])) // 2] * 2))
+        tokens, shared = zip(*found)
+        if tokens[0] is not None: # tokens of no row take the last, which is 0
+            there = torch.cat([*(t.flatten(0, 1) for t in tokens), tokens[0].new_zeros(1, tokens[0].shape[-1])])
+            tokens = [there.index_select(0, p.inverse.masked_fill(~p.real, len(there) - 1))]
+        return None, None, None, tokens[0], None if shared[0] is None else torch.stack(shared).sum(0)
+
+# %% ../nbs/02g_attention.ipynb #c0a1e7d3
+def _near(table, span):
+    "Positions [entries, width] up to that distance (None: all), for one slot"
+    if table is None or span is None or 2 * span >= len(table): return None if table is None else table.detach()
+    return table.detach()[len(table) // 2 - span:len(table) // 2 + span].clone() # a window would have an offset
+
+@torch.compiler.disable
+def _own_slots(module, qkv, shared):
+    "The module's own forward on each slot [places, width], outside of what the layer compiles"
+    p, stand = module.places, module.stand
+    stand.training, forward = module.training, type(stand).forward if p.work is None else p.work(type(stand))
+    def run(made, positions, mask, distances):
+        more = {} if positions is None else dict(rel_embeddings=positions, relative_pos=distances)
+        if positions is not None: stand.__dict__['table'] = positions # not to be registered as anything
+        return forward(stand, made, mask, **more)[0]
+    out = Beside.apply(run, p, torch.is_grad_enabled(), qkv, shared)
+    stand.__dict__.pop('table', None)
+    return out
+
+def _own_in_places(self, projected, args, kwargs):
+    "The module's own forward in places, from projections of all tokens at once"
+    p, (qkv, positions) = self.places, projected(self, *args, **kwargs)
+    shared = [*positions.values()]
+    if len(shared) == 1 and self.share_att_key: shared *= 2 # two parts are looked for, of which one is used
+    out = _own_slots(self, qkv, torch.cat(shared, -1) if shared else None)
+    return Taken.apply(out, p.index, p.inverse, p.held, p.real)[None], None
 
 # %% ../nbs/02g_attention.ipynb #a7100021
 def attention_kind(module) -> str | None: # 'bert', 'deberta' or None
@@ -415,14 +434,14 @@ def attention_kind(module) -> str | None: # 'bert', 'deberta' or None
     return 'bert' if cls.endswith('SelfAttention') and hasattr(module, 'is_causal') and not module.is_causal and all(hasattr(module, n) for n in wants) else None
 
 def in_places(cls, kind,
-    apart: bool = False # of its own forward: outside of what a layer compiles
+    own: bool = False # its own forward in the places; it needs a `stand_in`
 ):
     "The class of an attention module with a forward that goes by `places`"
-    inside = _bert_in_places if kind == 'bert' else _deberta_in_places
+    inside, projected = (_bert_in_places, _bert_projected) if kind == 'bert' else (_deberta_in_places, _deberta_projected)
     def forward(self, *args, **kwargs):
         if not self.places.on: raise RuntimeError(f'{cls.__name__} was called in places without any being set')
-        return (inside if self.places.own is None else _own_beside if apart else _own_in_places)(self, cls, *args, **kwargs)
-    return type(cls.__name__, (cls,), dict(forward=torch.compiler.disable(forward) if apart else forward))
+        return _own_in_places(self, projected, args, kwargs) if own else inside(self, *args, **kwargs)
+    return type(cls.__name__, (cls,), dict(forward=forward))
 
 # %% ../nbs/02g_attention.ipynb #a7100027
 def _places_of(module, lengths, slots, device, spare=0, whole=False):

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
 
-from .attention import Places, attention_kind, in_places, position_rows
+from .attention import Places, attention_kind, in_places, position_rows, stand_in
 from .batch_finder import is_out_of_memory
 from .data import IGNORED, InputError, TokenStore, batch_of, steps
 from .engine import Engine, Packing, step_weight
@@ -143,7 +143,7 @@ class PlacedPacking(Packing):
     "Calls a model on rows in places as if each came alone"
     def __init__(self, model, store_task: str,
         own: bool = False, # whether the model's own attention runs in the places
-        apart: bool = False # and that outside of what its layer compiles, see `Beside`
+        near: bool = True # and gets only the positions that the length of a place can ask for
     ):
         super().__init__(model, False)
         self.places, self.modules, self.end_to_end = Places(), [m for m in self.base.modules() if attention_kind(m)], False
@@ -151,18 +151,21 @@ class PlacedPacking(Packing):
         if not self.modules or others: raise InputError(f'{type(model).__name__} has attention that cannot be given places ({", ".join(sorted(set(others))) or "none was found"})')
         self.kinds, self.known = {attention_kind(m) for m in self.modules}, {}
         self.relative = next((m for m in self.modules if attention_kind(m) == 'deberta' and m.relative_attention), None)
-        self.own, self.apart = own, own and apart
+        self.own, self.near = own, near
         if self.causal: raise InputError(f'{type(model).__name__} is causal; places are for encoders')
         if own and 'bert' in self.kinds and (how := self.config._attn_implementation) not in ('eager', 'sdpa'): raise InputError(f"the model's attention is {how}; expected eager or sdpa, whose masks are known")
+        self.stands = [stand_in(m) if own else None for m in self.modules]
 
     @contextmanager
     def switched(self):
         "The attention modules go by places inside"
         own = [(m, type(m)) for m in self.modules]
-        for m, cls in own: m.places, m.__class__ = self.places, _with_places(cls, attention_kind(m), self.apart) # another call of the same model has places of its own
+        for (m, cls), stand in zip(own, self.stands): # in their dicts: the stand-in is no child; another call of the same model has places of its own
+            m.__dict__.update(places=self.places, stand=stand)
+            m.__class__ = _with_places(cls, attention_kind(m), self.own)
         try: yield
         finally:
-            for m, cls in own: m.__class__ = cls
+            for m, cls in own: m.__class__ = cls; del m.__dict__['places'], m.__dict__['stand']
 
     def _masks(self, inputs): return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs['input_ids'].device) # not read: places have masks of their own
 
@@ -192,15 +195,20 @@ def _own(self: PlacedPacking, slots, seen):
     for (rows, l), mask in zip(slots, seen):
         if self.own_mask:
             key = 'own', l, mask.device
-            if self.relative is not None and key not in self.known: self.known[key] = type(self.encoder).get_rel_pos(self.encoder, torch.empty(1, l, 1, device=mask.device))
-            found.append((self.encoder.get_attention_mask(mask), self.known.get(key)))
+            if self.relative is not None and key not in self.known: self.known[key] = type(self.encoder).get_rel_pos(self.encoder, torch.empty(1, l, 1, device=mask.device)), self._span(l)
+            found.append((self.encoder.get_attention_mask(mask), *self.known.get(key, (None, None))))
             continue
         mask = mask[:, None, None].expand(rows, 1, l, l)
         if self.config._attn_implementation == 'eager': # is added to the scores
             dtype = next(self.base.parameters()).dtype
             mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
-        found.append((mask, None))
+        found.append((mask, None, None))
     return found
+
+@patch
+def _span(self: PlacedPacking, l):
+    "How far the distances of rows of that length go: further positions are not looked up (None: all are handed in)"
+    return int(position_rows(self.relative, [l], 'cpu')[0].max()) - self.relative.pos_ebd_size + 1 if self.near else None
 
 @patch
 def __call__(self: PlacedPacking, inputs: dict): # see `StaticBatch.inputs`
@@ -431,7 +439,9 @@ WHOSE_ATTENTION = 'optkit', 'transformers' # whose attention runs in the places
 
 class FastEngine(Engine):
     "An engine whose steps are built once for a few shapes"
-    _attention_by = 'slot' # how attention of transformers is compiled: 'slot' each length for itself; 'any' once for all; 'layer' each shape with its layer; 'eager' not at all
+    _attention_by = 'any' # how attention of transformers is compiled: 'any' once for all lengths; 'slot' each for itself; 'eager' not at all
+    _attention_options = None # of `torch.compile`, for that
+    _attention_near = True # it gets only the positions that the length of a place can ask for
 
     def __init__(self, model, precision, # as of `Engine`
         at_once: int = 64, # rows of a micro-batch at most
@@ -548,18 +558,18 @@ def _any_rows(forward, lengths=False):
         mark(hidden, 0, *([1] if lengths else []))
         mark(mask, 0, *([2, 3] if lengths else []))
         if relative_pos is not None:
-            if lengths: mark(relative_pos, 1, 2)
+            if lengths: mark(relative_pos, 1, 2); mark(kwargs['rel_embeddings'], 0)
             kwargs['relative_pos'] = relative_pos
         return forward(self, hidden, mask, *args, **kwargs)
     return call
 
 @patch
 def _compiled_slot(self: FastEngine, cls):
-    kept = self.__dict__.setdefault('_compiled', {})
-    if cls not in kept:
+    kept, key = self.__dict__.setdefault('_compiled', {}), (cls, self._attention_by)
+    if key not in kept:
         lengths = self._attention_by == 'any'
-        kept[cls] = _any_rows(torch.compile(_another(cls.forward) if lengths else cls.forward, dynamic=False), lengths)
-    return kept[cls]
+        kept[key] = _any_rows(torch.compile(_another(cls.forward) if lengths else cls.forward, dynamic=False, options=self._attention_options), lengths)
+    return kept[key]
 
 def _another(forward):
     "`forward` under code of its own: the compiler keeps what it makes by code, and would go on with what was made for one length, or for any"
@@ -570,13 +580,12 @@ def _another(forward):
 # %% ../nbs/02h_fast.ipynb #dec91cf3
 @patch
 def _compiled_for(self: FastEngine, cls, call):
-    "The forward of a layer, compiled: for any number of tokens; with the model's own attention inside it each shape for itself, since then it is more than a number of tokens"
+    "The forward of a layer, compiled for any number of tokens; with the model's own attention in pieces, before the slots and behind them"
     kept, own = self.__dict__.setdefault('_compiled', {}), isinstance(call, PlacedPacking) and call.own
-    how = 'apart' if own and call.apart else own
-    if how not in kept:
-        compiled = torch.compile(cls.forward, dynamic={'apart': True, True: False}.get(how)) # apart: in pieces, to which no mark of `_any_tokens` gets
-        kept[how] = _any_tokens(compiled) if not own and self.dynamic else compiled
-    return kept[how]
+    if own not in kept:
+        compiled = torch.compile(cls.forward, dynamic=True if own else None) # to pieces no mark of `_any_tokens` gets
+        kept[own] = _any_tokens(compiled) if not own and self.dynamic else compiled
+    return kept[own]
 
 @patch
 @contextmanager
@@ -586,10 +595,10 @@ def _switched(self: FastEngine, call, compiled=True):
     base = getattr(self.model, getattr(self.model, 'base_model_prefix', '') or ' ', self.model)
     layers = _same_layers(base) if self.layers and compiled else []
     compiled = self._compiled_for(type(layers[0]), call) if layers else None
-    if isinstance(call, PlacedPacking): call.places.work = self._compiled_slot if layers and self._attention_by in ('slot', 'any') else None
+    if isinstance(call, PlacedPacking): call.places.work = self._compiled_slot if layers and self._attention_by != 'eager' else None
     encoders = [] if isinstance(call, PlacedPacking) else [m for m in self.model.modules() if hasattr(m, 'get_rel_pos')]
-    apart = isinstance(call, PlacedPacking) and call.apart
-    limit = torch._dynamo.config.patch(recompile_limit=64, **(dict(specialize_float=True) if apart else {})) if layers else nullcontext() # dropout is a number there, not an input
+    own = isinstance(call, PlacedPacking) and call.own
+    limit = torch._dynamo.config.patch(recompile_limit=64, **(dict(specialize_float=True) if own else {})) if layers else nullcontext() # dropout is a number there, not an input
     cached = torch.is_autocast_cache_enabled()
     try:
         torch.set_autocast_cache_enabled(False) # a cast that is kept would be made once, and not when the graph is replayed
@@ -707,7 +716,7 @@ def call_for(self: FastEngine, store: TokenStore):
         problem, call = '', self.model
         if store.targets is None:
             try:
-                call = PlacedPacking(self.model, store.task, self.attention == 'transformers', self._attention_by != 'layer')
+                call = PlacedPacking(self.model, store.task, self.attention == 'transformers', self._attention_near)
                 call.places.beside = self.beside
                 problem = places_problem(self, call, store)
             except InputError as exc: problem = str(exc)

@@ -108,6 +108,38 @@ def test_a_layer_is_one_graph_to_the_compiler():
     assert not attention._KEPT
 
 
+@pytest.mark.parametrize('kinds', [['c2p', 'p2c'], ['c2p'], ['p2c'], []], ids=' '.join)
+@pytest.mark.parametrize('share', [True, False])
+@pytest.mark.parametrize('near', [None, True])
+def test_a_stand_in_on_projections_is_its_module(kinds, share, near):
+    "Slot by slot, against the module on padded rows: outputs and gradients of inputs, positions and weights; with and without products of positions"
+    from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
+    module = module_of(pos_att_type=kinds, share_att_key=share)
+    places, tokens = _places_of(module, [20, 11, 7], ((1, 32), (3, 16)), 'cpu', spare=2)
+    distances = [build_relative_position(torch.zeros(l, 1), torch.zeros(l, 1), 16, 96) for _, l in places.slots]
+    places.own = [(m[:, None, None] & m[:, None, :, None], d, near and int(d.max()) + 1) for m, d in zip(places.masks, distances)]
+    table, hidden = (torch.randn(n, 12, dtype=torch.float64, requires_grad=True) for n in (2 * module.pos_ebd_size, tokens))
+    inputs = [hidden, table, *module.parameters()]
+    def gradients(out):
+        return torch.autograd.grad((out * sent).sum(), inputs, allow_unused=True, materialize_grads=True)
+    sent, want = torch.randn(tokens, 12, dtype=torch.float64), torch.zeros(tokens, 12, dtype=torch.float64)
+    for at, n in ((0, 20), (20, 11), (31, 7)): # a row alone
+        want = want.index_put((torch.arange(at, at + n),), module(hidden[None, at:at + n], torch.ones(1, 1, n, n), rel_embeddings=table)[0][0])
+    module.places, module.__dict__['stand'] = places, attention.stand_in(module)
+    assert [n for n, _ in module.named_modules() if 'stand' in n] == [] and not [*module.stand.parameters()]
+    module.__class__ = attention.in_places(type(module), 'deberta', True)
+    places.use()
+    found = module(hidden[None], None, rel_embeddings=table)[0][0]
+    torch.testing.assert_close(found, want)
+    for a, b in zip(gradients(found), gradients(want)): torch.testing.assert_close(a, b)
+
+
+def test_a_module_with_weights_beside_its_projections_has_no_stand_in():
+    module = module_of()
+    module.gate = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match='gate.weight, gate.bias'): attention.stand_in(module)
+
+
 def shares(q, k, ends, factor):
     "(start, end, softmax [heads, l, l]) of each row that has tokens"
     for a, b in zip(ends.tolist(), ends.tolist()[1:]):
