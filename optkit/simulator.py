@@ -368,6 +368,16 @@ def _table_row(kind, strategy, part, mine, none, margin):
     budget = lambda v: dict(regret=float(v[:, 0].mean()), none=float(v[:, 1].mean()), difference=dict(zip(('low', 'high'), interval(v[:, 0] - v[:, 1]))))
     return row | dict(equal_budget={k[7:]: budget(v) for k, v in at.items() if len(v) > 1})
 
+# %% ../nbs/03d_simulator.ipynb #329c42a0
+def _kept_rows(args):
+    "Rows of an earlier record for strategies that were not run again, and where they are from"
+    if not args.keep: return {}
+    before = read_json(args.keep)
+    where = before['provenance']
+    if where['seeds'] != args.seeds: raise InputError(f"{args.keep} is of {where['seeds']} seeds, expected {args.seeds}")
+    rows = [r for r in before['rows'] if r['variant'] not in args.strategies]
+    return dict(rows=rows, said=dict(kept=dict(strategies=sorted({r['variant'] for r in rows}), commit=where['commit'], date=where['date'], optuna=where.get('optuna'))))
+
 # %% ../nbs/03d_simulator.ipynb #329c429e
 def main(argv: list[str] | None = None) -> Path: # the record
     "The command that makes the table"
@@ -378,16 +388,19 @@ def main(argv: list[str] | None = None) -> Path: # the record
     parser.add_argument('--taskset-seeds', type=int, help='of those; as many as --seeds when left out')
     parser.add_argument('--strategies', nargs='+', default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument('--kinds', nargs='+', help='all when left out'); parser.add_argument('--quiet', action='store_true')
+    parser.add_argument('--keep', metavar='RECORD', help='an earlier record, of as many studies: its rows of strategies that this start leaves out go into the new one')
     args = parser.parse_args(argv)
     kinds = TABLE | taskset_table(args.taskset)
     if args.kinds: kinds = {k: kinds[k] for k in args.kinds}
     of = lambda recorded, seeds: run_table({k: v for k, v in kinds.items() if k.startswith('taskset') == recorded}, args.strategies, seeds, args.journal, not args.quiet)
     studies = of(False, args.seeds) + of(True, args.taskset_seeds or args.seeds)
     margins = {k: .01 if k.startswith('taskset') else make(0).margin for k, (make, _) in kinds.items()}
-    command = shlex.join(['python', '-m', 'optkit.simulator', '--seeds', str(args.seeds), *(['--taskset', 'FOLDER'] if args.taskset else []), *(['--taskset-seeds', str(args.taskset_seeds)] if args.taskset_seeds else [])])
+    rows, kept = summarise_table(studies, margins), _kept_rows(args)
+    command = shlex.join(['python', '-m', 'optkit.simulator', '--seeds', str(args.seeds), *(['--taskset', 'FOLDER'] if args.taskset else []), *(['--taskset-seeds', str(args.taskset_seeds)] if args.taskset_seeds else []),
+                          *(['--strategies', *args.strategies] if args.strategies != list(VARIANTS) else []), *(['--keep', 'RECORD'] if args.keep else [])])
     note = 'regret: true loss of the winner above the optimum; taskset rows are judged by the share of configurations better than the winner'
     said = dict(provenance(detect(), command), seeds=args.seeds, held_out_from=HELD_OUT, note=note)
-    return write_json(args.out, dict(provenance=said, rows=summarise_table(studies, margins)))
+    return write_json(args.out, dict(provenance=said | kept.pop('said', {}), rows=sorted(rows + kept.pop('rows', []), key=lambda r: (r['kind'], r['variant'], r['seeds_part']))))
 
 # %% ../nbs/03d_simulator.ipynb #b78d9d72
 #| eval: false

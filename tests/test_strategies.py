@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from optkit.data import InputError
 from optkit.strategies import (STRATEGIES, Asha, Course, History, Hyperband, PrunerStrategy, Racing, Reports, SeededTPE, Shape, Strategy, Verdict, Wilcoxon, as_strategy, default_sampler,
-                               draw, epoch_verdict, fold_verdict, follow, halving_verdict, local_prediction, progress_features, residual_sigma, told_value)
+                               draw, epoch_verdict, fold_verdict, follow, halving_verdict, local_prediction, progress_features, residual_sigma, sigma_of_good, told_value)
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,8 @@ def plain_verdict(scores, table, risk, top, least=.001):
     order = sorted(range(n), key=lambda i: -sum(table[i]) / folds)[:top]
     target = [sum(table[i][f] for i in order) / len(order) for f in range(folds)]
     behind = sum(target[f] - s for f, s in enumerate(scores)) / len(scores)
+    table = sorted(table, key=lambda row: -sum(row))[:max(5, (n + 1) // 2)]  # how good trials scatter
+    n = len(table)
     grand, square = sum(map(sum, table)) / (n * folds), 0.
     for i in range(n):
         for f in range(folds): square += (table[i][f] - sum(table[i]) / folds - sum(table[j][f] for j in range(n)) / n + grand) ** 2
@@ -54,6 +56,28 @@ def test_the_noise_is_what_is_left_after_trials_and_folds():
     assert residual_sigma(effects)[0] == pytest.approx(0, abs=1e-12)
     sigma, free = residual_sigma(effects + rng.normal(0, .02, (400, 5)))
     assert sigma == pytest.approx(.02, rel=.06) and free == 399 * 4
+
+
+def test_trials_that_collapse_on_a_fold_do_not_hide_how_good_ones_scatter():
+    rng = np.random.default_rng(0)
+    good = .65 + rng.normal(0, .02, (30, 3))
+    bad = np.where(rng.random((20, 3)) < .5, .4, .6)  # on some folds they learn nothing
+    table = np.vstack([bad, good])
+    assert sigma_of_good(table)[0] == pytest.approx(.02, rel=.4) and residual_sigma(table)[0] > 2 * sigma_of_good(table)[0]
+    target = np.sort(good.mean(1))[-7:].mean()
+    assert fold_verdict([target - .05], table, .2).stop and not fold_verdict([target], table, .2).stop
+
+
+def test_trials_that_learnt_nothing_so_far_predict_nothing_about_one_that_did():
+    "Curves of a real study stood at one value for many epochs: the regression divided by rounding and ended the study with a singular matrix"
+    finishers = [np.r_[np.full(10, 1 / 3), np.linspace(.4, .5 + .01 * i, 20)] for i in range(15)]
+    table = np.random.default_rng(0).normal(.6, .02, (8, 3))
+    for value in (1 / 3, 1 / 3 + 1e-16, .4, .62):
+        found = epoch_verdict([value] * 10, finishers, table)
+        assert math.isfinite(found.predicted)
+    assert not epoch_verdict([.62] * 10, finishers, table).stop
+    x, y = np.tile([1 / 3, 0.], (15, 1)), np.linspace(.4, .6, 15)
+    assert local_prediction(x, y, x[0])[0] == pytest.approx(.5, abs=1e-3) and local_prediction(x, y, np.array([.62, 0.]))[1] > 1
 
 
 def test_a_trial_as_good_as_the_target_is_stopped_about_as_often_as_the_risk_says():
@@ -118,7 +142,7 @@ def test_checkpoints_lie_inside_the_fold(trials, epochs):
 
 def test_counts_shrink_for_small_studies():
     sizes = [Racing().sized(Shape(5, 100, n)) for n in (3, 12, 40, 59, 60, 400, None)]
-    assert [s.first for s in sizes] == [3, 4, 13, 19, 20, 20, 20] and [s.risk for s in sizes] == [.05] * 4 + [.1] * 3
+    assert [s.first for s in sizes] == [3, 4, 13, 19, 20, 20, 20] and [s.risk for s in sizes] == [.05] * 4 + [.2] * 3 and Racing().sized(Shape(3, 30, 60)).risk == .25
     assert all(3 <= s.least_complete <= 5 and 8 <= s.comparators <= 15 for s in sizes)
     assert Racing(first=2, risk=.2).sized(Shape(5, 100, 400)).first == 2
 
