@@ -2,6 +2,7 @@
 
     python bench/peers.py                          W1: DeBERTa-v3-base shape; writes bench/results/w1-peers-<card>.json
     python bench/peers.py --shape bert             BERT-base shape; bert-peers-<card>.json
+    python bench/peers.py --attention transformers the model's own attention in places instead of ours; w1-transformers-<card>.json
     python bench/peers.py --start                  seconds to the first update, each in a process of its own, first with nothing kept, then
                                                    with compiled code kept in a folder; w1-start-<card>.json
     python bench/peers.py --start --attention transformers
@@ -152,7 +153,8 @@ def warm(name, work, count):
 def settings(explore, shape, attention='optkit'):
     "Our own settings; `by`: how attention of transformers is compiled, `options`: of the compiler, for that, `near`: with only the positions that a length needs"
     tuned = dict(options={'coordinate_descent_tuning': True})
-    if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {}), **{f'optkit, attention of transformers{n}': dict(attention='transformers') | kw for n, kw in (('', {}), (', tuned', tuned))}}
+    if not explore and attention == 'transformers': return {f'optkit, attention of transformers{n}': dict(attention=attention) | kw for n, kw in (('', {}), (', tuned', tuned))}
+    if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {})}
     if attention == 'transformers':
         ways = {'of any length': dict(by='any'), 'of any length, tuned': dict(by='any', **tuned), 'of any length, octave=1': dict(by='any', octave=1), 'of any length, in turn': dict(by='any', beside=False), 'of any length, all positions': dict(by='any', near=False), 'by slot': dict(by='slot'), 'eager slots': dict(by='eager')}
         return {n: dict(attention=attention) | kw for n, kw in ways.items()}
@@ -259,7 +261,7 @@ def main():
     parser.add_argument('--limit', type=float, default=float('inf'), help='seconds of all: what building takes longer, the comparison gets less; a variant that would not be built in time for 3 rounds is left out')
     parser.add_argument('--per-round', type=int, default=50, help='steps of each variant in a round; peers that group by length repeat their lengths every 50')
     parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
-    parser.add_argument('--attention', choices=WHOSE_ATTENTION, default='optkit', help="of --start and --explore: our own, or the model's own in the same places")
+    parser.add_argument('--attention', choices=WHOSE_ATTENTION, default='optkit', help="our own, or the model's own in the same places")
     parser.add_argument('--by', choices=('any', 'slot', 'eager'), help='of --start: how attention of transformers is compiled; as the engine does it without')
     parser.add_argument('--cache', help='an empty folder in which --start leaves what was compiled; a temporary one without')
     parser.add_argument('--once', help=argparse.SUPPRESS)
@@ -314,7 +316,7 @@ def main():
         work.engine.reset(lr=1e-5)
         wait()
         builds[name]['reset_s'] = time.perf_counter() - begin
-    save_records(f'{args.out}/{args.shape}-peers-{hw.card}.json', rows, hw, 'python bench/peers.py' + (f' --shape {args.shape}' if args.shape != 'w1' else '') + f' --budget {args.budget:g}', builds=json.dumps(builds),
+    save_records(f'{args.out}/{args.shape}-{"peers" if args.attention == "optkit" else args.attention}-{hw.card}.json', rows, hw, 'python bench/peers.py' + (f' --shape {args.shape}' if args.shape != 'w1' else '') + (f' --attention {args.attention}' if args.attention != 'optkit' else '') + f' --budget {args.budget:g}', builds=json.dumps(builds),
                  workload=f'{"DeBERTa-v3-base" if args.shape == "w1" else "BERT-base"} shape, random start, bf16, {ROWS} rows a step, lognormal lengths 16..512, AdamW, clip 1; seconds are of {args.per_round} steps',
                  note='peers group batches by length (changes training), ours are exact steps of a plain sampler; builds: seconds to make each, from there to its first step, to 41 steps, and of a reset')
     print(f'record in {args.out}', builds)

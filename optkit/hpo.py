@@ -10,6 +10,7 @@ __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space'
 
 # %% ../nbs/04_hpo.ipynb #61925040
 import gc, hashlib, json, math, multiprocessing, os, pickle, re, signal, threading, time
+from contextlib import suppress
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from datetime import timedelta
@@ -171,8 +172,9 @@ def complete_table(study: optuna.Study) -> np.ndarray: # [complete trials, folds
 
 def best_complete(study: optuna.Study) -> FrozenTrial | None: # None while no trial is complete
     "The best trial that ran all folds"
-    better = max if sign_of(study) > 0 else min
-    return better(_of(study, 'complete'), key=lambda t: t.value, default=None)
+    return _best_of(study.get_trials(deepcopy=False), sign_of(study))
+
+def _best_of(trials, sign): return (max if sign > 0 else min)((t for t in trials if ended(t) == 'complete'), key=lambda t: t.value, default=None)
 
 # %% ../nbs/04_hpo.ipynb #38cb555b
 def curves(trial: FrozenTrial, stride: int) -> list[list[float]]: # by fold and epoch, as the runner gave them
@@ -408,10 +410,11 @@ class Search:
         self.shape, self.start, self.before, self.current = plan.shape, time.perf_counter(), self._spent(), None
         self.alone = place.kind != 'url' # a lock, or nobody else
         self.began, self.look_at, self.interrupts = time.time(), 0., Interrupts()
-        self.bar = tqdm(total=plan.n_trials, initial=min(self.count(), plan.n_trials or 10**9), desc='study', unit='trial', disable=not progress)
+        self.known = self.count() # trials that have ended, when last looked
+        self.bar = tqdm(total=plan.n_trials, initial=min(self.known, plan.n_trials or 10**9), desc='study', unit='trial', disable=not progress)
 
     def trials(self): return self.study.get_trials(deepcopy=False)
-    def count(self) -> int: return sum(ended(t) is not None for t in self.trials())
+    def count(self, trials=None) -> int: return sum(ended(t) is not None for t in (self.trials() if trials is None else trials))
     def _spent(self) -> float: # seconds of trials that ran before; those of an interrupted one went over to its successor
         resumed = {t.user_attrs.get('resumed_from') for t in self.trials()}
         return sum(spent(t)['seconds'] for t in self.trials() if t.state != TrialState.RUNNING and t.number not in resumed)
@@ -500,13 +503,31 @@ try: # what Optuna itself writes a value with
     from optuna.storages._rdb import models
     from optuna.storages._rdb.storage import _create_scoped_session as _session
 except ImportError: _session = None # then value by value
+try: from optuna.storages.journal._storage import JournalOperation
+except ImportError: JournalOperation = None
+
+def _journal_takes(trial, pairs) -> bool:
+    "Report values in one writing of a journal: each alone waits for its lock and its disk"
+    storage, there = trial.storage, trial._cached_frozen_trial.intermediate_values
+    if JournalOperation is None or not isinstance(storage, optuna.storages.JournalStorage): return False
+    with storage._thread_lock:
+        same = dict(op_code=JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE, worker_id=storage._replay_result.worker_id, trial_id=trial._trial_id)
+        storage._backend.append_logs([dict(same, step=step, intermediate_value=float(value)) for step, value in pairs if step not in there])
+        try: storage._sync_with_backend()
+        except UpdateFinishedTrialError: # each line that was written is refused once
+            for _ in pairs:
+                with suppress(UpdateFinishedTrialError): storage._sync_with_backend()
+            raise
+    there.update(pairs)
+    return True
 
 def write_values(
     trial: Trial, # that runs
     pairs: Sequence[tuple[int, float]] # (step, value)
 ):
-    "Report values, in one transaction where the storage is relational"
+    "Report values, in one transaction where the storage is relational, in one writing where it is a journal"
     storage = getattr(trial.storage, '_backend', trial.storage)
+    if len(pairs) > 1 and _journal_takes(trial, pairs): return
     if len(pairs) < 2 or not isinstance(storage, optuna.storages.RDBStorage) or _session is None:
         for step, value in pairs: trial.report(value, step)
         return
@@ -514,9 +535,8 @@ def write_values(
     with _session(storage.scoped_session, True) as session:
         storage.check_trial_is_updatable(number, models.TrialModel.find_or_raise_by_id(number, session).state)
         there = {step for step, in session.query(kind.step).filter(kind.trial_id == number)}
-        for step, value in pairs:
-            stored, known = kind.intermediate_value_to_stored_repr(float(value))
-            if step not in there: session.add(kind(trial_id=number, step=step, intermediate_value=stored, intermediate_value_type=known))
+        rows = [dict(trial_id=number, step=step, intermediate_value=stored, intermediate_value_type=known) for step, value in pairs if step not in there for stored, known in [kind.intermediate_value_to_stored_repr(float(value))]]
+        if rows: session.execute(kind.__table__.insert(), rows)
     trial._cached_frozen_trial.intermediate_values.update(pairs)
 
 @patch
@@ -734,11 +754,12 @@ def run(self: Search, wait: float = .5):
     n = self.plan.n_trials
     try:
         with silent(), self.interrupts:
-            while n is None or self.count() < n:
+            while n is None or self.known < n:
                 if self.left() <= 0: raise BudgetSpent
                 self.heed()
                 if (found := self.next()) is None: # others are at work; one of them may die
                     time.sleep(wait)
+                    self.known = self.count()
                     continue
                 self.current = (found[0], None)
                 self.run_trial(*found)
@@ -767,11 +788,13 @@ def heed(self: Search):
 
 @patch
 def _after(self: Search, trial):
-    self.bar.update(max(0, min(self.count(), self.plan.n_trials or 10**9) - self.bar.n))
-    if len(self.plan.directions) == 1 and (best := best_complete(self.study)): self.bar.set_postfix(best=f'{self.plan.plain(best.value):.4f}', stopped=len(_of(self.study, 'stopped')))
+    trials = self.trials() # each reading of a study costs milliseconds
+    self.known = self.count(trials)
+    self.bar.update(max(0, min(self.known, self.plan.n_trials or 10**9) - self.bar.n))
+    if len(self.plan.directions) == 1 and (best := _best_of(trials, self.plan.sign)): self.bar.set_postfix(best=f'{self.plan.plain(best.value):.4f}', stopped=sum(ended(t) == 'stopped' for t in trials))
     if self.on_trial is None: return
     self.study._thread_local.in_optimize_loop = True # so that it may call `study.stop()`, as a callback of `study.optimize` does
-    try: self.on_trial(self.study, self.trials()[trial.number])
+    try: self.on_trial(self.study, trials[trial.number])
     finally: self.study._thread_local.in_optimize_loop = False
 
 @patch

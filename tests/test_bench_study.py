@@ -117,9 +117,14 @@ def made(n=60, folds=3, evaluations=30):
 def test_studies_from_recorded_curves(tmp_path):
     table = made()
     curves = study.FoldCurves(table)
-    best = min(range(60), key=curves.truths.__getitem__)
-    assert curves.nearest(table['rows'][7]['params']) == 7 and curves.optimum() == curves.truth(table['rows'][best]['params'])
-    assert list(curves.runner(0)(table['rows'][7]['params'], 2)) == table['rows'][7]['values'][2] and curves.seconds == pytest.approx(1.)
+    params = table['rows'][7]['params']
+    assert curves.nearest(params)[0] == 7 and len(curves.nearest(params)) == study.NEAR and curves.explained > .9
+    assert curves.truth(params) == pytest.approx(curves.truths[curves.nearest(params)].mean()) and curves.optimum() <= curves.truth(params)
+    got = [list(curves.runner(seed)(params, 2)) for seed in range(40)]
+    assert all(got.count(table['rows'][n]['values'][2]) > 1 for n in curves.nearest(params)), 'each of the nearest is drawn'
+    values = curves.runner(0)
+    drawn = next(n for n in curves.nearest(params) if table['rows'][n]['values'][0] == list(values(params, 0)))
+    assert list(values(params, 1)) == table['rows'][drawn]['values'][1] and curves.seconds == pytest.approx(2.), 'the folds of a trial belong together'
     found = {r['strategy']: r for r in study.simulate_all(table, 40, 2, ('none', 'racing'))}
     assert found['none']['epochs'] == [40 * 90] * 2 and found['none']['seconds'] == pytest.approx([120.] * 2) and found['none']['epochs_ratio']['p50'] == 1
     assert found['racing']['epochs_ratio']['p50'] > 1.2 and found['racing']['lost'] < .02
@@ -129,6 +134,15 @@ def test_studies_from_recorded_curves(tmp_path):
     assert both['rows'] == [1] and both['simulated'][0]['trials'] == 10 and '--simulated-seeds 1' in both['simulated_by']
     table['rows'] = table['rows'][:1]
     with pytest.raises(InputError, match='at least 2'): study.simulate_all(table, 5, 1, ('none',))
+
+
+def test_parameters_that_say_nothing_do_not_count_for_what_is_near():
+    rng = np.random.default_rng(0)
+    places = rng.random((120, 3))
+    truths = (places[:, 0] - .5) ** 2 + .3 * places[:, 2]
+    weights, explained = study.fitted_weights(places, truths, 5)
+    even = 1 - study.fitted_weights(places, truths, 5, steps=(1.,))[1]
+    assert weights[1] < .2 * min(weights[0], weights[2]) and 1 - explained < .7 * even
 
 
 def test_parts_of_a_pass_are_disjoint_and_cover_it():
