@@ -498,11 +498,7 @@ class Running:
 
     def bill(self) -> dict: return dict(seconds=self.seconds + time.perf_counter() - self.start, training=self.training, epochs=self.epochs)
 
-# %% ../nbs/04_hpo.ipynb #103baf99
-try: # what Optuna itself writes a value with
-    from optuna.storages._rdb import models
-    from optuna.storages._rdb.storage import _create_scoped_session as _session
-except ImportError: _session = None # then value by value
+# %% ../nbs/04_hpo.ipynb #103baf9a
 try: from optuna.storages.journal._storage import JournalOperation
 except ImportError: JournalOperation = None
 
@@ -521,6 +517,11 @@ def _journal_takes(trial, pairs) -> bool:
     there.update(pairs)
     return True
 
+# %% ../nbs/04_hpo.ipynb #103baf99
+try: # what Optuna itself writes a value with
+    from optuna.storages._rdb import models
+    from optuna.storages._rdb.storage import _create_scoped_session as _session
+except ImportError: _session = None # then value by value
 def write_values(
     trial: Trial, # that runs
     pairs: Sequence[tuple[int, float]] # (step, value)
