@@ -43,7 +43,7 @@ SPACE = ('lr=2e-5..2e-3:log', 'weight_decay=1e-3..0.3:log', 'warmup=0.0..0.3', '
 MARGIN = .01 # F1
 
 
-NEAR = 5 # recorded configurations that a simulated suggestion may get
+NEAR = 2, 3, 5 # recorded configurations that a simulated suggestion may get: the number that predicts them best
 AT_ONCE = 320 # rows of an evaluation that go through the model at once
 
 
@@ -360,15 +360,15 @@ def number(value): return 'n/a' if value is None else f'{value:.4f}'
 # --- studies from recorded curves
 
 class FoldCurves:
-    """Recorded scores by fold and evaluation. A suggestion gets those of one of the `NEAR` nearest recorded configurations, drawn with the study's seed, since trainings of
-    nearly the same configuration scatter; its truth is the mean of these. How much each parameter counts for what is near is fitted: each trial predicted from the others."""
+    """Recorded scores by fold and evaluation. A suggestion gets those of one of the few nearest recorded configurations, drawn with the study's seed, since trainings of
+    nearly the same configuration scatter; its truth is the mean of these. How many, and how much each parameter counts for what is near, is fitted: each trial predicted from the others."""
     def __init__(self, table):
         self.space, self.folds, self.epochs = {k: json_to_distribution(v) for k, v in table['space'].items()}, table['folds'], table['evaluations']
         self.rows = [r for r in table['rows'] if len(r['values']) == self.folds and all(len(c) == self.epochs for c in r['values'])]
         if len(self.rows) < 2: raise InputError(f'{len(self.rows)} whole trials are recorded, expected at least 2')
-        self.near, places = min(NEAR, len(self.rows) - 1), np.array([self.place(r['params']) for r in self.rows])
+        places = np.array([self.place(r['params']) for r in self.rows])
         self.truths = np.array([-np.mean([max(c) for c in r['values']]) for r in self.rows])
-        self.weights, self.explained = fitted_weights(places, self.truths, self.near)
+        self.weights, self.explained, self.near = max(((*fitted_weights(places, self.truths, n), n) for n in {min(n, len(self.rows) - 1) for n in NEAR}), key=lambda f: f[1])
         self.places = places * self.weights
         self.seconds = 0. # of what was run, as recorded
 
@@ -414,7 +414,7 @@ def simulate_all(table, trials, seeds, strategies):
             with silent(): study = simulate(curves_, strategy, trials, seed)
             found_.append((int(study.spent[-1]), curves_.seconds, float(study.regret[-1]), int(study.complete[-1])))
         epochs, seconds, regret, complete = map(np.array, zip(*found_))
-        out.append(dict(strategy=strategy, trials=trials, studies=seeds, configurations=len(curves_.rows), weights={k: float(w) for k, w in zip(curves_.space, curves_.weights)}, explained=curves_.explained, epochs=epochs.tolist(), seconds=seconds.tolist(), regret=[r if math.isfinite(r) else None for r in regret.tolist()], complete=complete.tolist()))
+        out.append(dict(strategy=strategy, trials=trials, studies=seeds, configurations=len(curves_.rows), near=curves_.near, weights={k: float(w) for k, w in zip(curves_.space, curves_.weights)}, explained=curves_.explained, epochs=epochs.tolist(), seconds=seconds.tolist(), regret=[r if math.isfinite(r) else None for r in regret.tolist()], complete=complete.tolist()))
     base = next((r for r in out if r['strategy'] == 'none'), None)
     for r in out if base else []:
         r['epochs_ratio'] = quantiles(np.array(base['epochs']) / np.array(r['epochs']))

@@ -118,7 +118,7 @@ def test_studies_from_recorded_curves(tmp_path):
     table = made()
     curves = study.FoldCurves(table)
     params = table['rows'][7]['params']
-    assert curves.nearest(params)[0] == 7 and len(curves.nearest(params)) == study.NEAR and curves.explained > .9
+    assert curves.nearest(params)[0] == 7 and len(curves.nearest(params)) == curves.near and curves.near in study.NEAR and curves.explained > .9
     assert curves.truth(params) == pytest.approx(curves.truths[curves.nearest(params)].mean()) and curves.optimum() <= curves.truth(params)
     got = [list(curves.runner(seed)(params, 2)) for seed in range(40)]
     assert all(got.count(table['rows'][n]['values'][2]) > 1 for n in curves.nearest(params)), 'each of the nearest is drawn'
