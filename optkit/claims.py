@@ -271,6 +271,8 @@ class Bench:
     @property
     def cuda(self): return self.hardware.device == 'cuda'
     @property
+    def cycle(self): return 4 if self.cuda else 1 # steps of a round: their rows have other lengths, so a factor of single steps scatters by what they hold; on a CPU a step is too long for more
+    @property
     def effective(self): return self.base.effective_batch
     @property
     def plain(self): return replace(self.base, **BASELINE)
@@ -414,7 +416,7 @@ class Side:
         if built and bench.cuda: self.engine.peak = (bench.hardware.gpu.peak or {}).get(self.engine.precision.compute.value)
         self.attention = model.config._attn_implementation if config.attention else None
         if config.attention and not self.own: model.set_attn_implementation(before)
-        self.plan = _planned(bench.store, bench.rows, config, 8)
+        self.plan = _planned(bench.store, bench.rows, config, bench.cycle if bench.cycle > 1 else 8)
 
     def ready(self):
         "Attention and checkpointing as this side has them"
@@ -424,6 +426,8 @@ class Side:
     def step(self, number):
         self.ready()
         return self.engine.step(self.bench.store, self.plan[number % len(self.plan)])
+
+    def of_round(self, number): return self.plan if self.bench.cycle > 1 else [self.plan[number % len(self.plan)]]
 
 def _switching(configs): # what has to be put back
     return any(c.attention or c.checkpointing != 'off' for c in configs)
@@ -441,18 +445,22 @@ def timed_sides(
     "Time configurations in turns, then compare their losses on the same steps"
     kept = bench.model.config._attn_implementation
     sides = {name: Side(bench, c, **(built or {}).get(name, {})) for name, c in configs.items()}
-    shapes = dict(burn_in=8) if bench.cuda and any(c.compile or c.fast for c in configs.values()) else {} # each shape once before it counts
+    shapes = dict(burn_in=3) if bench.cuda and any(c.compile or c.fast for c in configs.values()) else {} # each shape before it counts
     step = lambda name: partial(steps[name], sides[name]) if steps and name in steps else sides[name].step
     losses = {}
     try:
         with ExitStack() as stack:
             for model in {id(s.engine.model): s.engine.model for s in sides.values()}.values() if frozen_dropout else (): stack.enter_context(without_dropout(model))
-            found = timed(bench, {n: step(n) for n in configs}, max(share_s, least_seconds(_step_of(bench, configs), len(configs))), **shapes)
+            found = timed(bench, {n: _round(step(n), bench.cycle) for n in configs}, max(share_s, least_seconds(bench.cycle * _step_of(bench, configs), len(configs))), **shapes)
+            found.seconds.update({n: np.asarray(s) / bench.cycle for n, s in found.seconds.items()}) # a step
             for name, side in sides.items() if check_loss else (): losses[name] = _loss_now(bench, side)
     finally:
         for side in sides.values(): side.engine.reset()
         if _switching(configs.values()): bench.model.set_attn_implementation(kept); set_checkpointing(bench.model, 'off')
     return found, sides, losses
+
+def _round(step, count): # a function of the round's number that makes so many steps, all of them in each round
+    return step if count == 1 else lambda _: [step(n) for n in range(count)][-1]
 
 def _step_of(bench, configs): # seconds of the slowest, about
     slow = any(c.layout == 'full' or bench.cuda and c.precision == 'fp32' for c in configs.values())
@@ -487,8 +495,8 @@ def step_flops(
 
 def rates(bench: Bench, comparison, side: Side, name: str) -> dict:
     "Samples, real and padded tokens a second, and MFU of one side"
-    steps, seconds = [side.plan[n % len(side.plan)] for n in comparison.numbers], np.asarray(comparison.seconds[name])
-    count = lambda f: np.array([f(s) for s in steps], dtype=float)
+    rounds, seconds = [side.of_round(n) for n in comparison.numbers], np.asarray(comparison.seconds[name])
+    count = lambda f: np.array([np.mean([f(s) for s in steps]) for steps in rounds], dtype=float) # of a step
     try: flops = count(lambda s: step_flops(side.engine.model, np.concatenate([bench.store.lengths[m.rows] for m in s])))
     except AttributeError: flops = None
     return dict(seconds=quantiles(seconds), samples_per_s=quantiles(count(lambda s: sum(len(m.rows) for m in s)) / seconds), tokens_per_s=quantiles(count(lambda s: real_tokens(bench.store, s)) / seconds),
@@ -591,7 +599,7 @@ def try_compile(bench, claim, share_s, view='alone', earlier=None) -> dict:
     if view == 'alone': without, with_ = (replace(c, precision=bench.all_on().precision) for c in (without, with_)) if bench.cuda else (without, with_)
     found, sides, losses = timed_sides(bench, {'without': without, 'with': with_}, share_s, frozen_dropout=True, check_loss=_unchecked(claim, view, earlier))
     middle = {n: float(np.median(s)) for n, s in found.seconds.items()}
-    compile_s = {n: max(0., found.warm_up_seconds[n] - found.warm_up * middle[n]) for n in middle}
+    compile_s = {n: max(0., found.warm_up_seconds[n] - found.warm_up * bench.cycle * middle[n]) for n in middle}
     before = lambda i: ((earlier or {}).get(i, {}).get('extra') or {}).get('compile_s') if view == 'alone' else None # of a first time, when nothing was kept by the compiler
     compile_s = {'with': before(claim.id) or compile_s['with'], 'without': before('compile') or compile_s['without'] if without.compile else 0.}
     extra = dict(compile_s=compile_s['with'], break_even_steps=break_even(compile_s['with'] - compile_s['without'], middle['without'], middle['with']))

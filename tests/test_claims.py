@@ -239,6 +239,24 @@ def test_the_two_sides_of_a_switch_differ_in_it_alone(tiny):
             if not i.startswith('all_'): assert len(differ) == 1, (i, differ)
 
 
+def test_a_round_holds_the_same_steps_as_every_other_where_steps_are_short(tiny, monkeypatch):
+    monkeypatch.setattr(module.Bench, 'cycle', 4)  # as on a GPU
+    taken = []
+    def slow(side, number):
+        taken.append(number)
+        time.sleep(.001 * (1 + number) * (2 if side.config.fused is False else 1))  # steps of other lengths
+        return torch.zeros(())
+    plain = replace(tiny.plain, fused=False)
+    found, sides, _ = timed_sides(tiny, dict(a=plain, b=replace(plain, fused=True)), .4, check_loss=False, steps=dict(a=slow, b=slow))
+    assert {tuple(taken[n:n + 4]) for n in range(0, len(taken), 4)} == {(0, 1, 2, 3)}
+    ratio = found.ratio('b')
+    assert 1.3 < ratio.p50 < 2.5
+    assert .0025 <= np.median(found.seconds['b']) < .01, 'seconds are of a step: four together sleep for .01'
+    rows = module.rates(tiny, found, sides['b'], 'b')
+    held = np.mean([sum(tiny.store.lengths[m.rows].sum() for m in s) for s in sides['b'].plan])
+    assert rows['tokens_per_s']['p50'] == pytest.approx(held / np.median(found.seconds['b']), rel=.05) and len(sides['b'].plan) == 4
+
+
 def test_two_fast_engines_do_not_share_weights(tiny):
     before = {k: v.clone() for k, v in tiny.model.state_dict().items()}
     config = tiny.all_on(fast=True)
