@@ -379,7 +379,7 @@ class FoldCurves:
     def nearest(self, params): return self._nearest(np.array(self.place(params)) * self.weights) # rows
     def _nearest(self, place): return np.argsort(((self.places - place) ** 2).sum(1), kind='stable')[:self.near]
     def truth(self, params): return float(self.truths[self.nearest(params)].mean())
-    def optimum(self): return min(float(self.truths[self._nearest(p)].mean()) for p in self.places) # among what was recorded
+    def optimum(self): return min(float(self.truths[self._nearest(p)].mean()) for p in self.places) # at the best of the recorded places: between them a truth can be a little lower
     def runner(self, seed):
         self.seconds = 0.
         def values(params, fold):
@@ -422,12 +422,12 @@ def simulate_all(table, trials, seeds, strategies):
         known = [(x, y) for x, y in zip(r['regret'], base['regret']) if x is not None and y is not None]
         lost = np.array([x - y for x, y in known])
         r['lost'], r['lost_se'] = float(lost.mean()) if len(lost) else None, float(lost.std(ddof=1) / len(lost) ** .5) if len(lost) > 1 else None
-        r['epochs_saved'], r['seconds_saved'] = (float(np.sum(base[k]) / np.sum(r[k])) for k in ('epochs', 'seconds')) # all studies together
+        r['epochs_saved'], r['seconds_saved'] = (float(np.sum(base[k]) / np.sum(r[k])) if np.sum(r[k]) else None for k in ('epochs', 'seconds')) # all studies together; None: no times are recorded
     return out
 
 
 def show(simulated):
-    for r in simulated: print(f'simulated, {r["trials"]} trials x {r["studies"]}: {r["strategy"]:10} {np.mean(r["epochs"]):8,.0f} epochs' + (f', {r["epochs_saved"]:.2f} times fewer than none, {r["seconds_saved"]:.2f} times less time, {"no winner" if r["lost"] is None else f"""{r["lost"]:+.4f} (standard error {number(r["lost_se"])}) F1 lost"""}' if 'lost' in r else ''))
+    for r in simulated: print(f'simulated, {r["trials"]} trials x {r["studies"]}: {r["strategy"]:10} {np.mean(r["epochs"]):8,.0f} epochs' + (f', {r["epochs_saved"]:.2f} times fewer than none, {"no" if r["seconds_saved"] is None else format(r["seconds_saved"], ".2f")} times less time, {"no winner" if r["lost"] is None else f"""{r["lost"]:+.4f} (standard error {number(r["lost_se"])}) F1 lost"""}' if 'lost' in r else ''))
 
 
 # --- the command

@@ -508,13 +508,14 @@ def _journal_takes(trial, pairs) -> bool:
     if JournalOperation is None or not isinstance(storage, optuna.storages.JournalStorage): return False
     with storage._thread_lock:
         same = dict(op_code=JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE, worker_id=storage._replay_result.worker_id, trial_id=trial._trial_id)
-        storage._backend.append_logs([dict(same, step=step, intermediate_value=float(value)) for step, value in pairs if step not in there])
+        lines = [dict(same, step=int(step), intermediate_value=float(value)) for step, value in pairs if step not in there]
+        if lines: storage._backend.append_logs(lines) # of none it would write an empty one, which is no journal
         try: storage._sync_with_backend()
         except UpdateFinishedTrialError: # each line that was written is refused once
             for _ in pairs:
                 with suppress(UpdateFinishedTrialError): storage._sync_with_backend()
             raise
-    there.update(pairs)
+    for step, value in pairs: there.setdefault(step, value)
     return True
 
 # %% ../nbs/04_hpo.ipynb #103baf99

@@ -370,13 +370,21 @@ def _table_row(kind, strategy, part, mine, none, margin):
 
 # %% ../nbs/03d_simulator.ipynb #329c42a0
 def _kept_rows(args):
-    "Rows of an earlier record for strategies that were not run again, and where they are from"
-    if not args.keep: return {}
+    "An earlier record whose rows are kept where this start makes no new ones; read before hours of studies"
+    if not args.keep: return None
     before = read_json(args.keep)
     where = before['provenance']
     if where['seeds'] != args.seeds: raise InputError(f"{args.keep} is of {where['seeds']} seeds, expected {args.seeds}")
-    rows = [r for r in before['rows'] if r['variant'] not in args.strategies]
-    return dict(rows=rows, said=dict(kept=dict(strategies=sorted({r['variant'] for r in rows}), commit=where['commit'], date=where['date'], optuna=where.get('optuna'))))
+    if 'none' not in args.strategies: raise InputError('--keep without none among --strategies: the others are compared with it, study by study')
+    return before
+
+def _with_kept(rows, before): # rows, what the provenance says of them
+    "Those rows, and of the record before those of strategies and kinds that are not among them"
+    if not before: return rows, {}
+    new, where = {(r['kind'], r['variant']) for r in rows}, before['provenance']
+    kept = [r for r in before['rows'] if (r['kind'], r['variant']) not in new]
+    said = dict(rows=sorted({f"{r['variant']} on {r['kind']}" for r in kept}), commit=where['commit'], date=where['date'], **({'before': where['kept']} if where.get('kept') else {}))
+    return sorted(rows + kept, key=lambda r: (r['kind'], r['variant'], r['seeds_part'])), dict(kept=said)
 
 # %% ../nbs/03d_simulator.ipynb #329c429e
 def main(argv: list[str] | None = None) -> Path: # the record
@@ -390,17 +398,18 @@ def main(argv: list[str] | None = None) -> Path: # the record
     parser.add_argument('--kinds', nargs='+', help='all when left out'); parser.add_argument('--quiet', action='store_true')
     parser.add_argument('--keep', metavar='RECORD', help='an earlier record, of as many studies: its rows of strategies that this start leaves out go into the new one')
     args = parser.parse_args(argv)
+    before = _kept_rows(args)
     kinds = TABLE | taskset_table(args.taskset)
     if args.kinds: kinds = {k: kinds[k] for k in args.kinds}
     of = lambda recorded, seeds: run_table({k: v for k, v in kinds.items() if k.startswith('taskset') == recorded}, args.strategies, seeds, args.journal, not args.quiet)
     studies = of(False, args.seeds) + of(True, args.taskset_seeds or args.seeds)
     margins = {k: .01 if k.startswith('taskset') else make(0).margin for k, (make, _) in kinds.items()}
-    rows, kept = summarise_table(studies, margins), _kept_rows(args)
+    rows, kept = _with_kept(summarise_table(studies, margins), before)
     command = shlex.join(['python', '-m', 'optkit.simulator', '--seeds', str(args.seeds), *(['--taskset', 'FOLDER'] if args.taskset else []), *(['--taskset-seeds', str(args.taskset_seeds)] if args.taskset_seeds else []),
                           *(['--strategies', *args.strategies] if args.strategies != list(VARIANTS) else []), *(['--keep', 'RECORD'] if args.keep else [])])
     note = 'regret: true loss of the winner above the optimum; taskset rows are judged by the share of configurations better than the winner'
     said = dict(provenance(detect(), command), seeds=args.seeds, held_out_from=HELD_OUT, note=note)
-    return write_json(args.out, dict(provenance=said | kept.pop('said', {}), rows=sorted(rows + kept.pop('rows', []), key=lambda r: (r['kind'], r['variant'], r['seeds_part']))))
+    return write_json(args.out, dict(provenance=said | kept, rows=rows))
 
 # %% ../nbs/03d_simulator.ipynb #b78d9d72
 #| eval: false

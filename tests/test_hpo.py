@@ -1111,6 +1111,9 @@ def test_values_written_together_are_those_reported_one_by_one(tmp_path, where):
     write_values(many, pairs[:4]); write_values(many, pairs[4:5]); write_values(many, pairs[5:]); write_values(many, [])
     plain, together = (storage.get_trial(t._trial_id).intermediate_values for t in (one, many))
     assert [*map(repr, plain.items())] == [*map(repr, together.items())] and len(together) == 6
+    write_values(many, pairs[:2]); write_values(many, [(np.int64(1), 9.), (np.int64(2), 9.)])  # a step that is there keeps its value
+    many.set_user_attr('more', 1)
+    assert storage.get_trial(many._trial_id).intermediate_values[1] == .5 and 'more' in storage.get_trial(many._trial_id).user_attrs
     study.tell(many, 1.)
     with pytest.raises(UpdateFinishedTrialError): write_values(many, [(7, 1.), (8, 1.)])
     assert len(storage.get_trial(many._trial_id).intermediate_values) == 6

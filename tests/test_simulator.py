@@ -150,7 +150,27 @@ def test_recorded_curves_may_have_more_seeds(tmp_path, monkeypatch):
     monkeypatch.setattr('optkit.simulator.simulate_cell', lambda curves, strategy, trials, seed, optima: dict(epochs=1., complete=1, regret=.1 * seed, **(dict(rank=.1) if curves.name.startswith('task') else {})))
     record = json.loads(main(['--kinds', 'small_12', 'taskset', '--seeds', '3', '--taskset', str(tmp_path), '--taskset-seeds', '7', '--strategies', 'none', 'racing', '--quiet', '--out', str(tmp_path / 'record.json'), '--journal', str(tmp_path / 'j.jsonl')]).read_text())
     assert {(r['kind'], r['studies']) for r in record['rows'] if r['seeds_part'] == 'all'} == {('small_12', 3), ('taskset', 7)}
-    assert record['provenance']['command'].endswith('--seeds 3 --taskset FOLDER --taskset-seeds 7')
+    assert record['provenance']['command'].endswith('--seeds 3 --taskset FOLDER --taskset-seeds 7 --strategies none racing')
+
+
+def test_an_earlier_record_gives_the_rows_that_are_not_made_again(tmp_path, monkeypatch):
+    level = dict(none=.1, racing=.2, asha=.3)
+    monkeypatch.setattr('optkit.simulator.simulate_cell', lambda curves, strategy, trials, seed, optima: dict(epochs=1., complete=1, regret=level[strategy] + .01 * seed))
+    def make(name, *words, kinds=('synthetic', 'small_12'), seeds='3'):
+        words = ['--kinds', *kinds, '--seeds', seeds, '--quiet', '--out', str(tmp_path / f'{name}.json'), '--journal', str(tmp_path / f'{name}.jsonl'), *words]
+        return json.loads(main(words).read_text())
+    old = make('old', '--strategies', 'none', 'racing', 'asha')
+    level['racing'] = .15
+    keep = ('--keep', str(tmp_path / 'old.json'), '--strategies', 'none', 'racing')
+    new = make('new', *keep, kinds=('synthetic',))
+    found = {(r['kind'], r['variant'], r['seeds_part']): round(r['regret'] - r['regret_none'], 3) for r in new['rows']}
+    assert found['synthetic', 'racing', 'all'] == .05 and found['synthetic', 'asha', 'all'] == .2 and found['small_12', 'racing', 'all'] == .1
+    assert {k for k in found} == {(r['kind'], r['variant'], r['seeds_part']) for r in old['rows']}
+    assert new['provenance']['kept']['rows'] == ['asha on synthetic', 'none on small_12', 'racing on small_12'] and new['provenance']['kept']['commit'] == old['provenance']['commit'] and '--keep' in new['provenance']['command']
+    assert make('third', '--keep', str(tmp_path / 'new.json'), '--strategies', 'none')['provenance']['kept']['before'] == new['provenance']['kept']
+    for words, said in (((*keep[:2], '--strategies', 'racing'), 'without none'), (keep, 'is of 3 seeds')):
+        with pytest.raises(InputError, match=said): make('no', *words, seeds='3' if 'none' in said else '4')
+    assert not (tmp_path / 'no.jsonl').exists()
 
 
 def test_non_inferior_means_the_upper_end_below_the_margin():
