@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FARTHEST', 'HALF', 'Places', 'move', 'position_rows', 'skew', 'pair_bias', 'pair_bias_back', 'Lanes',
            'placed_forward', 'placed_backward', 'whole_forward', 'whole_backward', 'attend_in_places', 'Taken', 'Part',
-           'stand_in', 'Beside', 'attention_kind', 'in_places']
+           'stand_in', 'renew', 'Beside', 'attention_kind', 'in_places']
 
 # %% ../nbs/02g_attention.ipynb #a7100004
 import itertools, math
@@ -340,6 +340,7 @@ class Taken(torch.autograd.Function):
         index, held = ctx.saved_tensors
         return grad.index_select(0, index).masked_fill(~held[:, None], 0), None, None, None, None
 
+# %% ../nbs/02g_attention.ipynb #1c854920
 class Part(torch.nn.Module):
     "In place of a projection: its part of the last dimension of what was projected before"
     def __init__(self, number, width):
@@ -354,12 +355,21 @@ def stand_in(module):
     names = ('query', 'key', 'value') if bert else ('query_proj', 'key_proj', 'value_proj')
     parts = {n: Part(k, width) for k, n in [*enumerate(positions), *enumerate(names)]}
     if more := [n for n, _ in module.named_parameters() if n.split('.')[0] not in parts]: raise ValueError(f'{type(module).__name__} has weights of its own ({", ".join(more)}); expected only projections')
+    if positions: parts['pos_dropout'] = torch.nn.Identity() # the module's own has been at work before
     cls = _by_table(type(module)) if positions else type(module)
     found = cls.__new__(cls)
-    found.__dict__.update(module.__dict__, _modules=module._modules | parts)
-    if not bert: found.relative_attention = bool(positions) # without products there is nothing to add
-    if positions: found.pos_dropout = torch.nn.Identity()
+    found.__dict__.update(_modules={}, own=(parts, {} if bert else dict(relative_attention=bool(positions)))) # without products there is nothing to add
+    renew(found, module)
     return found
+
+def renew(stand, module):
+    "Give a stand-in what its module has now, beside what is its own; only what differs is set, so that compiled code stays valid"
+    parts, values = stand.__dict__['own']
+    for inside, now in ((stand._modules, module._modules | parts), (stand.__dict__, module.__dict__ | values)):
+        keep = {'_modules', 'own', 'places', 'stand'} if inside is stand.__dict__ else set()
+        for n in inside.keys() - now.keys() - keep: del inside[n]
+        for n, v in now.items():
+            if n not in keep and (n not in inside or inside[n] is not v): inside[n] = v
 
 @lru_cache(maxsize=None)
 def _by_table(cls):
@@ -413,9 +423,8 @@ def _own_slots(module, qkv, shared):
         more = {} if positions is None else dict(rel_embeddings=positions, relative_pos=distances)
         if positions is not None: stand.__dict__['table'] = positions # not to be registered as anything
         return forward(stand, made, mask, **more)[0]
-    out = Beside.apply(run, p, torch.is_grad_enabled(), qkv, shared)
-    stand.__dict__.pop('table', None)
-    return out
+    try: return Beside.apply(run, p, torch.is_grad_enabled(), qkv, shared)
+    finally: stand.__dict__.pop('table', None)
 
 def _own_in_places(self, projected, args, kwargs):
     "The module's own forward in places, from projections of all tokens at once"

@@ -8,7 +8,7 @@ __all__ = ['WHOSE_ATTENTION', 'Shape', 'length_ladder', 'fill', 'Costs', 'cut', 
            'places_problem', 'keep_compiled']
 
 # %% ../nbs/02h_fast.ipynb #fd0b6fc1
-import gc, math, os, re, time, traceback, weakref
+import gc, math, os, re, subprocess, time, traceback, weakref
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, wraps
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
 
-from .attention import Places, attention_kind, in_places, position_rows, stand_in
+from .attention import Places, attention_kind, in_places, position_rows, renew, stand_in
 from .batch_finder import is_out_of_memory
 from .data import IGNORED, InputError, TokenStore, batch_of, steps
 from .engine import Engine, Packing, step_weight
@@ -159,13 +159,19 @@ class PlacedPacking(Packing):
     @contextmanager
     def switched(self):
         "The attention modules go by places inside"
-        own = [(m, type(m)) for m in self.modules]
-        for (m, cls), stand in zip(own, self.stands): # in their dicts: the stand-in is no child; another call of the same model has places of its own
-            m.__dict__.update(places=self.places, stand=stand)
-            m.__class__ = _with_places(cls, attention_kind(m), self.own)
-        try: yield
+        before = []
+        try:
+            for m, stand in zip(self.modules, self.stands):
+                before.append((m, type(m), {n: m.__dict__[n] for n in ('places', 'stand') if n in m.__dict__})) # of another call of the same model, which may be switched too
+                if stand is not None: renew(stand, m)
+                m.__dict__.update(places=self.places, stand=stand) # in its dict: the stand-in is no child
+                m.__class__ = _with_places(type(m), attention_kind(m), self.own)
+            yield
         finally:
-            for m, cls in own: m.__class__ = cls; del m.__dict__['places'], m.__dict__['stand']
+            for m, cls, of in before:
+                m.__class__ = cls
+                for n in ('places', 'stand'): m.__dict__.pop(n, None)
+                m.__dict__.update(of)
 
     def _masks(self, inputs): return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs['input_ids'].device) # not read: places have masks of their own
 
@@ -752,6 +758,19 @@ def shapes_for(self: FastEngine, store: TokenStore, rows: int) -> tuple[Shape, .
         self.known[key] = choose_shapes(store.lengths, key[1], self.most, **self.ladder, places=not whole) if placed else padded_shapes(store.lengths, key[1])
     return self.known[key].value
 
+# %% ../nbs/02h_fast.ipynb #5da389cc
+_COMPILERS = 'torch._dynamo', 'torch._inductor', 'triton'
+
+def _from_compiler(exc) -> bool:
+    "Whether an error, or what it came from, is one of the compilers, or of a program that they ran"
+    own, seen = lambda module: any(module == n or module.startswith(f'{n}.') for n in _COMPILERS), []
+    while exc is not None and exc not in seen:
+        through = {f.f_globals.get('__name__') or '' for f, _ in traceback.walk_tb(exc.__traceback__)} if isinstance(exc, (subprocess.CalledProcessError, OSError)) else ()
+        if own(type(exc).__module__) or any(map(own, through)): return True
+        seen.append(exc)
+        exc = exc.__cause__
+    return False
+
 # %% ../nbs/02h_fast.ipynb #5da389cb
 @patch
 def _ready(self: FastEngine, store, rows, weight):
@@ -771,7 +790,7 @@ def _ready(self: FastEngine, store, rows, weight):
 
 @patch
 def _lower(self: FastEngine, exc) -> bool: # whether there is something to try
-    "After a failure to build: fewer rows at once, or no graphs, or no compiler, with a note"
+    "After a failure to build: fewer rows at once, or no compiler where it is what failed, or no graphs, or no compiler, with a note"
     said = _said(exc)
     if is_out_of_memory(exc):
         widest = max((k[1] for k in self.known), default=self.at_once)
@@ -780,8 +799,8 @@ def _lower(self: FastEngine, exc) -> bool: # whether there is something to try
         self.known = {k: v for k, v in self.known.items() if k[1] <= self.at_once}
         self.built = {k: v for k, v in self.built.items() if k[0].rows <= self.at_once}
         self.notes.append(f'at most {self.at_once} rows at once: out of memory above')
+    elif self.layers and (not self.graphs or _from_compiler(exc)): self.layers, self.built = False, {}; self.notes.append(f'not compiled: {said}')
     elif self.graphs: self.graphs, self._update_graph, self.built = False, None, {}; self.notes.append(f'no CUDA graphs: {said}')
-    elif self.layers: self.layers, self.built = False, {}; self.notes.append(f'not compiled: {said}')
     else: return False
     self.optimizer.zero_grad(); self.total.zero_()
     return True
@@ -833,14 +852,18 @@ def _extra(self: FastEngine):
     return dict(use_cache=False) if 'use_cache' in self._takes else {}
 
 # %% ../nbs/02h_fast.ipynb #1255f6c9
+_KEPT_IN = {} # what `keep_compiled` has set itself
+
 def keep_compiled(
     folder # of the run; made when it is missing
-) -> dict: # folder of each compiler
-    "Let the compilers of torch and Triton keep what they make in `folder`, unless their variables name one; call it before the first step"
+) -> dict: # folder of each compiler, from now on
+    "Let the compilers of torch and Triton keep what they make in `folder`, unless the user's variables name one. What is compiled before the call stays where it is; a further call goes for what is compiled from then on."
     wanted = dict(TORCHINDUCTOR_CACHE_DIR=os.path.join(os.path.abspath(folder), 'inductor'), TRITON_CACHE_DIR=os.path.join(os.path.abspath(folder), 'triton'))
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir # which torch itself puts into the variables
     for name, path in wanted.items():
-        if os.environ.get(name, default_cache_dir()).startswith(default_cache_dir()): os.makedirs(path, exist_ok=True); os.environ[name] = path
+        if (now := os.environ.get(name, default_cache_dir())).startswith(default_cache_dir()) or now == _KEPT_IN.get(name):
+            os.makedirs(path, exist_ok=True)
+            os.environ[name] = _KEPT_IN[name] = path # torch and Triton read it each time
     return {name: os.environ[name] for name in wanted}
 
 # %% ../nbs/02h_fast.ipynb #d8ed44ff

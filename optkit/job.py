@@ -9,7 +9,7 @@ __all__ = ['DEMO_DATA', 'DEMO_SPACE', 'SPACE', 'JOB_DECIDES', 'EVALUATION', 'STU
            'bootstrap_score']
 
 # %% ../nbs/04b_job.ipynb #76845d40
-import hashlib, json, math, os, shlex, shutil, sys, time
+import hashlib, json, math, os, shlex, shutil, sys, sysconfig, time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -231,7 +231,7 @@ def choose_engine(
     "The engine of a job, with the reason"
     if named.get('fast'): return Choice('fast', f'asked for, though {problem}' if problem else 'asked for')
     if 'fast' in named: return Choice('plain', 'asked for')
-    if began is not None: return began
+    if began is not None: return replace(began, reason=f'{began.reason}; the run goes on with it, though {problem}') if problem and began.value == 'fast' else began
     if device != 'cuda': return Choice('plain', 'the fast engine pays where it compiles and captures, which needs a GPU')
     if problem: return Choice('plain', f'the fast engine cannot serve: {problem}')
     if named: return Choice('plain', f'{", ".join(f"{k}={v}" for k, v in named.items())} was asked for, which goes with the plain engine; fast=true would take the fast one')
@@ -294,14 +294,23 @@ def _choose_engine(self: Job):
     named = {n: v for n, v in c.settings.items() if n == 'fast' or n in PLAIN_FIELDS} | ({} if c.layout == JobConfig.layout else dict(layout=c.layout))
     formats = {torch.bfloat16} if base.weights == 'bf16' else {p.dtype for p in self.model.parameters() if p.requires_grad}
     problem = fast_problem(base.optimizer, bool(self.precision.scaler.value), False, base.checkpointing, bool(getattr(self.model, 'is_quantized', False)), formats)
-    if self.hardware.device == 'cuda': problem = problem or _compiler_problem()
+    if self.hardware.device == 'cuda': problem = problem or _compiler_problem(getattr(self.hardware.gpu, 'capability', None))
     return choose_engine(self.hardware.device, named, problem, _began(self.folder) if self.resumed else None)
 
-def _compiler_problem(): # '': none
+def _compiler_problem(capability: tuple[int, int] | None = None) -> str: # of the GPU, where it is known; '': none
     "Why layers cannot be compiled; without that the fast engine's steps may well be slower than plain ones"
-    if why := import_problem('triton'): return f'layers cannot be compiled (triton: {why})'
-    if os.name == 'nt' or os.environ.get('CC') or any(map(shutil.which, ('gcc', 'clang'))): return '' # on Windows Triton brings a compiler
-    return 'layers cannot be compiled (Triton needs a C compiler, gcc or clang)'
+    if why := import_problem('triton'): why = f'triton: {why}'
+    elif capability and tuple(capability) < (7, 0): why = f'Triton needs capability 7.0, this GPU has {".".join(map(str, capability))}'
+    elif os.name != 'nt': why = _build_problem() # on Windows Triton brings a compiler
+    return why and f'layers cannot be compiled ({why})'
+
+def _build_problem(): # '': none
+    "Why Triton cannot build what starts its kernels"
+    named = os.environ.get('CC', '').split()
+    if named and not shutil.which(named[0]): return f'CC names {named[0]}, which is not there'
+    if not named and not any(map(shutil.which, ('gcc', 'clang'))): return 'Triton needs a C compiler, gcc or clang'
+    folders = sysconfig.get_paths()['include'], sysconfig.get_config_var('INCLUDEPY') # they differ in Debian's own Python
+    return '' if any(f and os.path.isfile(os.path.join(f, 'Python.h')) for f in folders) else f'Triton needs the headers of Python, there is no Python.h in {folders[0]}'
 
 @patch
 def _check_settings(self: Job):
@@ -381,7 +390,7 @@ def _base(self: Job, **changes): # configuration of the first training and the f
     return TrainConfig(**_own(self.config) | dict(fast=self.stepping.value == 'fast') | self.config.settings | changes)
 
 @patch
-def _keep_compiled(self: Job): # the study's workers find what one of them has compiled
+def _keep_compiled(self: Job): # in the run folder, unless the user has named another: the study's workers find what one of them has compiled, and a second start too
     base = self._base()
     if base.fast or base.compile: keep_compiled(self.folder / 'compiled')
 
@@ -550,7 +559,7 @@ def _do_study(self: Job):
 # %% ../nbs/04b_job.ipynb #c2d5e1ea
 @patch
 def work(self: Job): # the study
-    "Help with the study that another process began: run its trials, on another GPU for instance. Writes nothing but the study."
+    "Help with the study that another process began: run its trials, on another GPU for instance. Writes nothing but the study, and what it compiles."
     for name in ('plan', 'data', 'batch', 'study_db'):
         path = self.folder / 'study.db' if name == 'study_db' else self.path(name)
         if not path.is_file(): raise InputError(f'{self.folder}: has not come to its study yet ({path.name} is missing); start `optkit tune` first, its workers after that')

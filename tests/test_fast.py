@@ -1,5 +1,5 @@
 "The fast engine against the plain one: shapes, places, families of models, tasks, values, resets"
-import copy, gc, itertools, pickle
+import copy, gc, itertools, pickle, subprocess
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -305,12 +305,56 @@ def test_a_stand_in_leaves_its_model_as_it_is(name):
             assert of(fast.model)[:3] == before[:3]
             fast._work(static, call)
     assert seen == [(t, t, [], 3 * fast.model.config.hidden_size) for t in (True, False)]
+    assert not any('table' in stand.__dict__ for stand in call.stands), 'what a slot was given is not held on to'
+    assert all(stand.dropout is m.dropout for stand, m in zip(call.stands, call.modules))
+    if name == 'deberta': assert {type(stand.pos_dropout) for stand in call.stands} == {torch.nn.Identity} != {type(m.pos_dropout) for m in call.modules}, 'positions come with dropout'
     call.places.work = None
     assert of(fast.model) == before and [id(p) for p in fast.model.parameters()] == ids
     for other in (copy.deepcopy(fast.model), pickle.loads(pickle.dumps(fast.model))):
         assert of(other) == before and not {id(p) for p in other.parameters()} & set(ids)
     fast.forward_in_places = True
     assert torch.equal(fast.predict(STORE, np.arange(9)), fast.predict(STORE, np.arange(9)))
+
+
+@pytest.mark.parametrize('name', ['deberta', 'bert'])
+def test_a_stand_in_has_what_its_module_has_now(name):
+    "Modules and values that were put in, replaced and taken out; the same object with the same parts, and nothing set anew where nothing changed"
+    call = PlacedPacking(model_of(name), 'classification', own=True)
+    module, stand = call.modules[0], call.stands[0]
+    parts = {n: m for n, m in stand._modules.items() if m is not module._modules.get(n)}
+    module.dropout, module.more, module.scale = torch.nn.Dropout(.9), torch.nn.Identity(), 3.
+    with call.switched():
+        assert call.stands[0] is stand and stand.dropout is module.dropout and stand.more is module.more and stand.scale == 3.
+        assert len(parts) > 2 and all(stand._modules[n] is m for n, m in parts.items()) and not {'places', 'stand'} & {*stand.__dict__}
+    del module.more, module.scale
+    with call.switched(): assert not hasattr(stand, 'more') and not hasattr(stand, 'scale') and {*stand._modules} == {*module._modules}
+
+
+@pytest.mark.parametrize('own', [False, True])
+@pytest.mark.parametrize('name', ['deberta', 'bert'])
+def test_two_calls_of_a_model_one_inside_the_other(name, own):
+    "The outer one goes on as if the inner had not been; nothing is left behind, nor where switching fails midway"
+    model = model_of(name).eval()
+    outer, inner = PlacedPacking(model, 'classification', own), PlacedPacking(model, 'classification', not own)
+    static = StaticBatch(Shape(((2, 64), (2, 32)), 192), STORE, 'cpu')
+    static.put(STORE, [np.argsort(STORE.lengths)[-2:], np.argsort(STORE.lengths)[:2]], 1.)
+    kinds, before = [type(m) for m in outer.modules], [sorted(m.__dict__) for m in outer.modules]
+    def run(call):
+        inputs = static.inputs()
+        call.set_places(static.shape, inputs)
+        with torch.no_grad(): return call(inputs)
+    def clean(): return [type(m) for m in outer.modules] == kinds and [sorted(m.__dict__) for m in outer.modules] == before
+    with outer.switched(): want = run(outer)
+    with outer.switched():
+        with inner.switched(): torch.testing.assert_close(run(inner), want)
+        assert all(m.__dict__['places'] is outer.places and m.__dict__['stand'] is stand for m, stand in zip(outer.modules, outer.stands))
+        assert torch.equal(run(outer), want)
+    assert clean()
+    outer.modules.append(None)
+    outer.stands.append(None)
+    with pytest.raises(AttributeError), outer.switched(): pass
+    outer.modules.pop()
+    assert clean()
 
 
 class Lanes(torch.utils._python_dispatch.TorchDispatchMode):
@@ -874,6 +918,31 @@ def test_an_error_is_said_in_a_line(text, said):
     assert _said(RuntimeError(text)) == f'RuntimeError: {said}'
 
 
+def raised_in(module, exc, cause=None):
+    "An error as it comes out of a function of that module"
+    space = dict(__name__=module, exc=exc, cause=cause)
+    exec('def run():\n    try:\n        if cause: raise cause\n    except Exception as inner: raise exc from inner\n    raise exc', space)
+    with pytest.raises(type(exc)) as found: space['run']()
+    return found.value
+
+
+def made_in(module): return type('Made', (Exception,), dict(__module__=module))('made up')
+
+
+@pytest.mark.parametrize('exc, compiler', [
+    (lambda: raised_in('a', made_in('torch._inductor.exc')), True), (lambda: raised_in('a', made_in('torch._dynamo.exc')), True), (lambda: raised_in('a', made_in('triton.compiler.errors')), True),
+    (lambda: raised_in('a', RuntimeError('outer'), made_in('triton')), True), (lambda: raised_in('triton.runtime.build', subprocess.CalledProcessError(1, ['cc'])), True), (lambda: raised_in('triton.runtime.build', FileNotFoundError('cc')), True),
+    (lambda: raised_in('a', subprocess.CalledProcessError(1, ['cc'])), False), (lambda: raised_in('a', made_in('tritonic')), False),
+    (lambda: raised_in('torch._inductor.runtime.made', RuntimeError('operation not permitted when stream is capturing')), False)], ids=range(9))
+def test_an_error_of_the_compiler_leaves_the_graphs(exc, compiler):
+    "Layers go first where the compiler failed, graphs first where it did not; then the others"
+    fast = Fast(example_model(dropout=0.), FP32)
+    fast.graphs = fast.layers = True
+    assert fast._lower(exc()) and (fast.graphs, fast.layers) == (compiler, not compiler)
+    assert fast.notes[0].startswith('not compiled: ' if compiler else 'no CUDA graphs: ')
+    assert fast._lower(exc()) and not fast.graphs and not fast.layers and len(fast.notes) == 2 and not fast._lower(exc())
+
+
 def test_an_error_of_the_step_itself_is_raised(monkeypatch):
     monkeypatch.setattr(FastEngine, '_build', lambda *a: (_ for _ in ()).throw(KeyError('odd')))
     with pytest.raises(KeyError, match='odd'): losses(Fast(example_model(dropout=0.), FP32))
@@ -915,6 +984,21 @@ def test_folders_of_compilers_that_the_user_has_chosen_stay(tmp_path, monkeypatc
     monkeypatch.delenv('TRITON_CACHE_DIR')
     found = keep_compiled(tmp_path / 'run')
     assert found == dict(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / 'own'), TRITON_CACHE_DIR=str(tmp_path / 'run' / 'triton')) and not (tmp_path / 'run' / 'inductor').exists()
+
+
+def test_a_further_folder_of_compilers_takes_the_place_of_the_first(tmp_path, monkeypatch):
+    "Its own setting is none of the user's; one that the user makes in between is"
+    from optkit.fast import keep_compiled
+    for name in ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR'):
+        monkeypatch.setenv(name, '-')
+        monkeypatch.delenv(name)
+    of = lambda run: dict(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / run / 'inductor'), TRITON_CACHE_DIR=str(tmp_path / run / 'triton'))
+    for run in 'ab':
+        assert keep_compiled(tmp_path / run) == of(run) and (tmp_path / run / 'inductor').is_dir()
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+        assert cache_dir() == of(run)['TORCHINDUCTOR_CACHE_DIR'], 'what torch goes by'
+    monkeypatch.setenv('TRITON_CACHE_DIR', str(tmp_path / 'own'))
+    assert keep_compiled(tmp_path / 'c') == of('c') | dict(TRITON_CACHE_DIR=str(tmp_path / 'own'))
 
 
 # in the trainer

@@ -18,11 +18,11 @@ from optkit.cli import main
 from optkit.data import InputError
 from optkit.engine import Engine, example_model
 from optkit.fast import FastEngine
-from optkit.hardware import Choice
+from optkit.hardware import Choice, hardware_with, known_gpu
 from optkit.job import Job, JobConfig, choose_engine, demo_config, size_job
 from optkit.ladder import ladder_configs
 from optkit.report import render
-from optkit.timing import read_json
+from optkit.timing import read_json, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 SPACE = ('lr=3e-4..1e-2:log', 'effective_batch=8,16')
@@ -513,7 +513,7 @@ def test_a_job_on_the_fast_engine(folder, tmp_path):
     ('cuda', dict(fast=False), '', None, 'plain', 'asked for'), ('cpu', dict(fast=True), '', None, 'fast', 'asked for'), ('cuda', dict(fast=True, graphs=False), '', None, 'fast', 'asked for'),
     ('cuda', dict(fast=True), 'a problem', None, 'fast', 'asked for, though a problem'), ('cuda', dict(compile='default'), '', None, 'plain', 'compile=default was asked for'),
     ('cuda', dict(layout='packed', compile=None), '', None, 'plain', 'layout=packed, compile=None was asked for'), ('cuda', {}, '', Choice('plain', 'as before'), 'plain', 'as before'),
-    ('cpu', {}, '', Choice('fast', 'as before'), 'fast', 'as before'), ('cuda', dict(fast=True), '', Choice('plain', 'as before'), 'fast', 'asked for')], ids=str)
+    ('cpu', {}, '', Choice('fast', 'as before'), 'fast', 'as before'), ('cuda', {}, 'no compiler', Choice('fast', 'as before'), 'fast', 'as before; the run goes on with it, though no compiler'), ('cuda', dict(fast=True), '', Choice('plain', 'as before'), 'fast', 'asked for')], ids=str)
 def test_the_engine_of_a_job_is_chosen_with_a_reason(device, named, problem, began, expected, said):
     found = choose_engine(device, named, problem, began)
     assert found.value == expected and said in found.reason
@@ -573,11 +573,37 @@ def test_nothing_is_written_before_a_job_runs(folder, tmp_path):
     assert isinstance(job.engine, FastEngine) and not (tmp_path / 'run').exists()
 
 
-def test_a_machine_that_cannot_compile(monkeypatch):
+def test_a_machine_that_cannot_compile(tmp_path, monkeypatch):
     monkeypatch.delenv('CC', raising=False)
     monkeypatch.setattr(optkit.job, 'import_problem', lambda name: 'not installed')
     assert optkit.job._compiler_problem() == 'layers cannot be compiled (triton: not installed)'
     monkeypatch.setattr(optkit.job, 'import_problem', lambda name: '')
+    assert optkit.job._compiler_problem((6, 1)) == 'layers cannot be compiled (Triton needs capability 7.0, this GPU has 6.1)'
+    if os.name == 'nt': return
+    for name in ('get_paths', 'get_config_var'): monkeypatch.setattr(optkit.job.sysconfig, name, lambda *a, name=name: dict(include=str(tmp_path / 'include')) if name == 'get_paths' else None)
+    monkeypatch.setattr(optkit.job.shutil, 'which', lambda name: name)
+    assert 'no Python.h in' in optkit.job._compiler_problem((7, 0))
+    (tmp_path / 'include').mkdir()
+    (tmp_path / 'include' / 'Python.h').touch()
     for there in ('', 'gcc', 'clang'):
         monkeypatch.setattr(optkit.job.shutil, 'which', lambda name, there=there: name if name == there else None)
-        assert ('gcc or clang' in optkit.job._compiler_problem()) == (not there and os.name != 'nt')
+        assert ('gcc or clang' in optkit.job._compiler_problem((7, 0))) == (not there)
+        assert not there or optkit.job._compiler_problem() == ''
+    for named, problem in (('clang -O1', ''), ('mycc -O1', 'layers cannot be compiled (CC names mycc, which is not there)')):
+        monkeypatch.setenv('CC', named)
+        assert optkit.job._compiler_problem((9, 0)) == problem
+
+
+def test_a_job_on_a_gpu_that_cannot_compile_is_plain(folder, tmp_path, monkeypatch):
+    "With the reason among its decisions; a run that began on the fast engine goes on with it, and says so"
+    seen = []
+    monkeypatch.setattr(optkit.job, 'detect', lambda: hardware_with(known_gpu('RTX 4090')))
+    monkeypatch.setattr(optkit.job, '_compiler_problem', lambda capability: seen.append(capability) or 'made up: no compiler')
+    job = Job(config(folder, tmp_path / 'run'), progress=False)
+    assert job.hardware.device == 'cuda' and job.stepping.value == 'plain' and not job._base().fast and seen == [(8, 9)]
+    (tmp_path / 'run').mkdir()
+    job._open()
+    assert read_json(tmp_path / 'run' / 'decisions.json')[-1] == dict(what='engine', value='plain', reason='the fast engine cannot serve: made up: no compiler')
+    write_json(tmp_path / 'run' / 'run.json', read_json(tmp_path / 'run' / 'run.json') | dict(engine=dict(value='fast', reason='as before')))
+    again = Job(config(folder, tmp_path / 'run'), progress=False)
+    assert again.resumed and again.stepping == Choice('fast', 'as before; the run goes on with it, though made up: no compiler')
