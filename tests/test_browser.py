@@ -157,7 +157,7 @@ from optkit.hpo import simulated_runner, tune
 plain = simulated_runner()
 def slow(params, fold):
     for value in plain(params, fold): time.sleep(.005); yield value
-tune(slow, ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 400, folds=3, epochs=plain.epochs if hasattr(plain, 'epochs') else None, storage=sys.argv[1], progress=False)
+tune(slow, ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 4000, folds=3, epochs=plain.epochs if hasattr(plain, 'epochs') else None, storage=sys.argv[1], progress=False)
 '''
 
 
@@ -176,14 +176,14 @@ def at_work(lab):
 
 def test_views_update_stop_and_outlive_their_kernel(page, lab, at_work):
     address, folder = lab
-    notebook(folder / 'views.ipynb', 'from optkit.views import *', "training_view('run')", "study_view('study', n_trials=400)", "watch('run')", 'claims_view()')
+    notebook(folder / 'views.ipynb', 'from optkit.views import *', "training_view('run')", "study_view('study', n_trials=4000)", "watch('run')", 'claims_view()')
     open_notebook(page, address, 'views.ipynb')
     run_all(page)
     plots = f"[1, 2, 3, 4].map(n => {PANEL}.content.widgets[n].node.querySelectorAll('.js-plotly-plot .main-svg').length)"
     for n in range(1, 5): scroll_to(page, n); page.shot(f'views-{n}')
     until(lambda: all(page.js(plots)), 30, what='a plot in each view')
     steps = lambda: int(cell_text(page, 1).split('running: step ')[1].split(' of')[0])
-    trials = lambda: int(cell_text(page, 2).split(' of 400 trials')[0].split()[-1])
+    trials = lambda: int(cell_text(page, 2).split(' of 4000 trials')[0].split()[-1])
     before = steps(), trials()
     until(lambda: steps() > before[0] and trials() > before[1], 60, what='views that move')
     assert 'limited by:' in cell_text(page, 3) and 'left' in cell_text(page, 1) and 'forecast' in cell_text(page, 2)
@@ -204,7 +204,7 @@ def test_views_update_stop_and_outlive_their_kernel(page, lab, at_work):
     restart(page)
     run_all(page)
     until(lambda: all(page.js(plots)), 30, what='plots after a restart')
-    assert f"stopped: step {now['step']} of" in cell_text(page, 1) and ' of 400 trials' in cell_text(page, 2)
+    assert f"stopped: step {now['step']} of" in cell_text(page, 1) and ' of 4000 trials' in cell_text(page, 2)
     points = page.js(f"{PANEL}.content.widgets[1].node.querySelector('.js-plotly-plot').data[0].x.length")
     assert points > 5, 'the readings from before are there'
 
