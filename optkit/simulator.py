@@ -396,7 +396,7 @@ def main(argv: list[str] | None = None) -> Path: # the record
     parser.add_argument('--taskset-seeds', type=int, help='of those; as many as --seeds when left out')
     parser.add_argument('--strategies', nargs='+', default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument('--kinds', nargs='+', help='all when left out'); parser.add_argument('--quiet', action='store_true')
-    parser.add_argument('--keep', metavar='RECORD', help='an earlier record, of as many studies: its rows of strategies that this start leaves out go into the new one')
+    parser.add_argument('--keep', metavar='RECORD', help='an earlier record, of as many studies: its rows of strategies and kinds that this start leaves out go into the new one')
     args = parser.parse_args(argv)
     before = _kept_rows(args)
     kinds = TABLE | taskset_table(args.taskset)

@@ -169,6 +169,7 @@ def test_share_and_costs():
     assert share_of(180, 60) == 1.5 and share_of(1, 60) == 1. and share_of(1e6, 60) == 12.
     cost = lambda i, kind, **k: expected_cost(i, kind, 'alone', **dict(step_s=.3, share_s=2., cuda=True, loss_steps=8) | k)
     assert cost('profile', 'profile') < 1 < cost('bf16', 'switch') < cost('compile', 'compile') < cost('compile_max_autotune', 'compile')
+    assert cost('single_item', 'item', step_s=2.) == pytest.approx(module.CYCLE * 2. * 3 * (1.4 * module.ENOUGH + 4)), 'a round of three sides holds a cycle of steps on a GPU'
     assert cost('bf16', 'switch', step_s=1.) > cost('bf16', 'switch') and cost('all_5090', 'switch', warm=True) < cost('all_5090', 'switch')
     assert module.ladder_cost(.3, 2., True, 8) < module.ladder_cost(.3, 2., True, 8, True, True) < module.ladder_cost(.3, 2., True, 8, True)
 
