@@ -914,8 +914,16 @@ class Loses:
         for _ in range(1000): pass
 
 
+@pytest.fixture
+def heard():
+    "Ctrl-C as in a terminal: a shell starts what it puts into the background with the signal ignored"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
-def test_a_control_c_that_python_loses_ends_the_study(capsys):
+def test_a_control_c_that_python_loses_ends_the_study(heard):
     values, plain = [], simulated_runner()
     def runner(params, fold):
         for v in plain(params, fold):
