@@ -31,7 +31,7 @@ from optkit.precision import choose_precision
 from optkit.timing import Variant, compare, record, save_records
 
 ROWS = 32  # of an optimizer step
-LONG = {'hf-best-compile': 240., 'optkit': 60., 'optkit, attention of transformers': 60., 'optkit, attention of transformers, tuned': 120., 'of any length': 60., 'of any length, tuned': 120., 'of any length, octave=1': 60., 'of any length, in turn': 60., 'of any length, all positions': 60., 'by slot': 90., 'eager slots': 60.}  # W1: seconds that building may take on a GPU: with less before --limit they are left out; others take about as long as the longest so far
+LONG = {'hf-best-compile': 240., 'optkit': 60., 'optkit, attention of transformers': 60., 'optkit, attention of transformers, tuned': 80., 'of any length': 60., 'tuned': 80., 'tuned, octave=4': 30., 'tuned, six shapes': 30., 'tuned, six shapes, octave=4': 30., 'tuned, all positions': 30., 'tuned, in turn': 30., 'by slot': 90.}  # W1: seconds that building may take on a GPU: with less before --limit they are left out; others take about as long as the longest so far
 WITHOUT = 'warm, compiler imported'  # in a process that has compiled something before, as every later engine of a study
 
 
@@ -156,7 +156,7 @@ def settings(explore, shape, attention='optkit'):
     if not explore and attention == 'transformers': return {f'optkit, attention of transformers{n}': dict(attention=attention) | kw for n, kw in (('', {}), (', tuned', tuned))}
     if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {})}
     if attention == 'transformers':
-        ways = {'of any length': dict(by='any'), 'of any length, tuned': dict(by='any', **tuned), 'of any length, octave=1': dict(by='any', octave=1), 'of any length, in turn': dict(by='any', beside=False), 'of any length, all positions': dict(by='any', near=False), 'by slot': dict(by='slot'), 'eager slots': dict(by='eager')}
+        ways = {'of any length': {}, 'tuned': tuned, 'tuned, octave=4': tuned | dict(octave=4), 'tuned, six shapes': tuned | dict(most=6), 'tuned, six shapes, octave=4': tuned | dict(most=6, octave=4), 'tuned, all positions': tuned | dict(near=False), 'tuned, in turn': tuned | dict(beside=False), 'by slot': dict(by='slot')}
         return {n: dict(attention=attention) | kw for n, kw in ways.items()}
     return {'as it is': dict(), 'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'two shapes': dict(most=2), 'one length an octave': dict(octave=1), 'in turn': dict(beside=False), 'in places': dict(end_to_end=False), 'one an octave in turn': dict(octave=1, beside=False)}
 

@@ -45,11 +45,11 @@ class Shape:
 def length_ladder(
     longest: int, # tokens of the longest row
     least: int = 32, # tokens of the shortest place
-    octave: int = 2 # lengths an octave, 1 or 2
+    octave: int = 2 # lengths an octave, 1, 2 or 4
 ) -> tuple[int, ...]: # tokens, ascending; the last holds the longest row
     "Lengths of places, in multiples of 16 tokens"
     top = math.ceil(longest / 16) * 16
-    steps = {l for k in range(24) for l in (least * 2**k, least * 3 * 2**k // 2)[:octave] if l % 16 == 0 and l < top}
+    steps = {l for k in range(24) for l in (least * 2**k * (octave + i) // octave for i in range(octave)) if l % 16 == 0 and l < top}
     return (*sorted(steps), top)
 
 
@@ -214,7 +214,9 @@ def _own(self: PlacedPacking, slots, seen):
 @patch
 def _span(self: PlacedPacking, l):
     "How far the distances of rows of that length go: further positions are not looked up (None: all are handed in)"
-    return int(position_rows(self.relative, [l], 'cpu')[0].max()) - self.relative.pos_ebd_size + 1 if self.near else None
+    if not self.near: return None
+    span = int(position_rows(self.relative, [l], 'cpu')[0].max()) - self.relative.pos_ebd_size + 1
+    return -(-span // 8) * 8 # products of odd widths run on slow kernels
 
 @patch
 def __call__(self: PlacedPacking, inputs: dict): # see `StaticBatch.inputs`
@@ -462,7 +464,7 @@ class FastEngine(Engine):
         **kwargs # of `Engine`
     ):
         if attention not in WHOSE_ATTENTION: raise InputError(f'attention {attention!r}: expected {" or ".join(map(repr, WHOSE_ATTENTION))}')
-        if min(at_once, most) < 1 or octave not in (1, 2): raise InputError(f'at_once {at_once}, most {most}, octave {octave}: expected numbers from 1 on, and 1 or 2 lengths an octave')
+        if min(at_once, most) < 1 or octave not in (1, 2, 4): raise InputError(f'at_once {at_once}, most {most}, octave {octave}: expected numbers from 1 on, and 1, 2 or 4 lengths an octave')
         super().__init__(model, precision, **kwargs)
         cuda = self.device.type == 'cuda'
         self.at_once, self.most, self.ladder, self.dynamic, self.beside, self.end_to_end = at_once, most, dict(least=least, octave=octave), dynamic, beside, end_to_end
@@ -558,15 +560,18 @@ def _kept_positions(encoder, kept):
 # %% ../nbs/02h_fast.ipynb #c0a1e7d4
 def _any_rows(forward, lengths=False):
     "An attention module's own `forward`, compiled for any number of rows of a slot, and for each length (or any, too)"
+    longest = 0
     def mark(t, *dims): # a size of 1 is compiled for itself
         for d in dims: torch._dynamo.maybe_mark_dynamic(t, d)
     def call(self, hidden, mask, *args, relative_pos=None, **kwargs):
+        nonlocal longest
+        if hidden.shape[1] > longest: longest = 1 << (hidden.shape[1] - 1).bit_length() # slots come longest first
         mark(hidden, 0, *([1] if lengths else []))
         mark(mask, 0, *([2, 3] if lengths else []))
         if relative_pos is not None:
             if lengths: mark(relative_pos, 1, 2); mark(kwargs['rel_embeddings'], 0)
             kwargs['relative_pos'] = relative_pos
-        return forward(self, hidden, mask, *args, **kwargs)
+        return forward(self, hidden, mask, *args, **kwargs, **(dict(longest=longest) if lengths else {}))
     return call
 
 @patch
@@ -580,7 +585,9 @@ def _compiled_slot(self: FastEngine, cls):
 def _another(forward):
     "`forward` under code of its own: the compiler keeps what it makes by code, and would go on with what was made for one length, or for any"
     @wraps(forward)
-    def same(self, *args, **kwargs): return forward(self, *args, **kwargs)
+    def same(self, hidden, *args, longest, **kwargs):
+        if hidden.shape[1] <= longest: pass # tells the compiler a bound, below which it keeps a row of scores at hand instead of reading it twice
+        return forward(self, hidden, *args, **kwargs)
     return same
 
 # %% ../nbs/02h_fast.ipynb #dec91cf3

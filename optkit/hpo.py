@@ -354,10 +354,12 @@ HELD = set() # (study, trial) that this process is working on
 
 def requeue_interrupted(
     study: optuna.Study,
-    locked: bool = True # whether nobody else can be asking at this moment; then a trial without an owner has lost it
+    locked: bool = True, # whether nobody else can be asking at this moment; then a trial without an owner has lost it
+    trials: Sequence | None = None # of the study, where they were just read
 ) -> int: # how many
     "Ask again for trials whose process is gone; what they had finished goes with them"
-    left = [t for t in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)) if _is_stale(study, t, locked)]
+    trials = study.get_trials(deepcopy=False) if trials is None else trials
+    left = [t for t in trials if t.state == TrialState.RUNNING and _is_stale(study, t, locked)]
     for trial in left: _interrupt(study, trial)
     return len(left)
 
@@ -413,16 +415,18 @@ class Search:
         self.known = self.count() # trials that have ended, when last looked
         self.bar = tqdm(total=plan.n_trials, initial=min(self.known, plan.n_trials or 10**9), desc='study', unit='trial', disable=not progress)
 
-    def trials(self): return self.study.get_trials(deepcopy=False)
+    def trials(self): # each reading of a study costs milliseconds
+        self.looked = self.study.get_trials(deepcopy=False)
+        return self.looked
     def count(self, trials=None) -> int: return sum(ended(t) is not None for t in (self.trials() if trials is None else trials))
     def _spent(self) -> float: # seconds of trials that ran before; those of an interrupted one went over to its successor
         resumed = {t.user_attrs.get('resumed_from') for t in self.trials()}
         return sum(spent(t)['seconds'] for t in self.trials() if t.state != TrialState.RUNNING and t.number not in resumed)
     def left(self) -> float: return math.inf if self.plan.budget is None else self.plan.budget - self.before - (time.perf_counter() - self.start)
 
-    def sync(self):
+    def sync(self, trials=None):
         "Take in trials that ended since"
-        for trial in self.trials():
+        for trial in self.trials() if trials is None else trials:
             if trial.number in self.seen or ended(trial) is None: continue
             self.seen.add(trial.number)
             course = None if len(self.plan.directions) > 1 else _course(trial, self.plan.sign, self.plan.stride)
@@ -431,7 +435,7 @@ class Search:
 
     def _expect(self):
         "With a budget only, the number of trials is a guess: what their mean cost so far allows"
-        cost = [spent(t)['seconds'] for t in self.trials() if ended(t)]
+        cost = [spent(t)['seconds'] for t in self.looked if ended(t)]
         if cost and sum(cost): self.shape = Shape(self.shape.folds, self.shape.epochs, max(len(cost), round(self.plan.budget / (sum(cost) / len(cost)))), self.shape.seed)
 
 # %% ../nbs/04_hpo.ipynb #e3d69fd6
@@ -439,14 +443,14 @@ class Search:
 def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
     "The next trial, if one more is wanted"
     with self.place.lock(), silent():
-        requeue_interrupted(self.study, self.alone)
-        counts = lambda before=math.inf: sum(ended(t) is not None or t.state == TrialState.RUNNING for t in self.trials() if t.number < before)
+        if requeue_interrupted(self.study, self.alone, self.trials()): self.trials()
+        counts = lambda trials, before=math.inf: sum(ended(t) is not None or t.state == TrialState.RUNNING for t in trials if t.number < before)
         n = self.plan.n_trials
-        if n is not None and counts() >= n: return None
+        if n is not None and counts(self.looked) >= n: return None
         trial = self.study.ask(self.plan.space.fixed) if self.plan.space.fixed else self.study.ask()
         self.mine.add((self.study.study_name, trial.number)); HELD.add((self.study.study_name, trial.number))
         trial.set_user_attr('worker', self.me)
-        if n is not None and not self.alone and counts(trial.number) >= n: # without a lock: others came first
+        if n is not None and not self.alone and counts(self.trials(), trial.number) >= n: # without a lock: others came first
             trial.set_user_attr('interrupted', 'surplus')
             self.told(trial, state=TrialState.FAIL)
             return None
@@ -621,7 +625,7 @@ def fold_done(self: Search, run: Running, course: Course):
 @patch
 def run_trial(self: Search, trial: Trial, params):
     "Run a trial to its end and tell it. Raises what is no matter of the trial."
-    self.sync()
+    self.sync(self.looked) # by `claim` or `_after`, a moment ago
     run, asked = self.begin(trial, params), trial if self.plan.strategy.watches_study else None
     self.current = (trial, run)
     if isinstance(params, optuna.TrialPruned): return self.refuse(run, params)
@@ -790,7 +794,7 @@ def heed(self: Search):
 
 @patch
 def _after(self: Search, trial):
-    trials = self.trials() # each reading of a study costs milliseconds
+    trials = self.trials()
     self.known = self.count(trials)
     self.bar.update(max(0, min(self.known, self.plan.n_trials or 10**9) - self.bar.n))
     if len(self.plan.directions) == 1 and (best := _best_of(trials, self.plan.sign)): self.bar.set_postfix(best=f'{self.plan.plain(best.value):.4f}', stopped=sum(ended(t) == 'stopped' for t in trials))
