@@ -448,7 +448,7 @@ WHOSE_ATTENTION = 'optkit', 'transformers' # whose attention runs in the places
 class FastEngine(Engine):
     "An engine whose steps are built once for a few shapes"
     _attention_by = 'any' # how attention of transformers is compiled: 'any' once for all lengths; 'slot' each for itself; 'eager' not at all
-    _attention_options = None # of `torch.compile`, for that
+    _attention_options = {'coordinate_descent_tuning': True} # of `torch.compile`, for that
     _attention_near = True # it gets only the positions that the length of a place can ask for
 
     def __init__(self, model, precision, # as of `Engine`
@@ -560,18 +560,15 @@ def _kept_positions(encoder, kept):
 # %% ../nbs/02h_fast.ipynb #c0a1e7d4
 def _any_rows(forward, lengths=False):
     "An attention module's own `forward`, compiled for any number of rows of a slot, and for each length (or any, too)"
-    longest = 0
     def mark(t, *dims): # a size of 1 is compiled for itself
         for d in dims: torch._dynamo.maybe_mark_dynamic(t, d)
     def call(self, hidden, mask, *args, relative_pos=None, **kwargs):
-        nonlocal longest
-        if hidden.shape[1] > longest: longest = 1 << (hidden.shape[1] - 1).bit_length() # slots come longest first
         mark(hidden, 0, *([1] if lengths else []))
         mark(mask, 0, *([2, 3] if lengths else []))
         if relative_pos is not None:
             if lengths: mark(relative_pos, 1, 2); mark(kwargs['rel_embeddings'], 0)
             kwargs['relative_pos'] = relative_pos
-        return forward(self, hidden, mask, *args, **kwargs, **(dict(longest=longest) if lengths else {}))
+        return forward(self, hidden, mask, *args, **kwargs)
     return call
 
 @patch
@@ -585,9 +582,7 @@ def _compiled_slot(self: FastEngine, cls):
 def _another(forward):
     "`forward` under code of its own: the compiler keeps what it makes by code, and would go on with what was made for one length, or for any"
     @wraps(forward)
-    def same(self, hidden, *args, longest, **kwargs):
-        if hidden.shape[1] <= longest: pass # tells the compiler a bound, below which it keeps a row of scores at hand instead of reading it twice
-        return forward(self, hidden, *args, **kwargs)
+    def same(self, *args, **kwargs): return forward(self, *args, **kwargs)
     return same
 
 # %% ../nbs/02h_fast.ipynb #dec91cf3
