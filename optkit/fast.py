@@ -448,7 +448,7 @@ WHOSE_ATTENTION = 'optkit', 'transformers' # whose attention runs in the places
 class FastEngine(Engine):
     "An engine whose steps are built once for a few shapes"
     _attention_by = 'any' # how attention of transformers is compiled: 'any' once for all lengths; 'slot' each for itself; 'eager' not at all
-    _attention_options = {'coordinate_descent_tuning': True} # of `torch.compile`, for that
+    _attention_options = None # of `torch.compile`, for that
     _attention_near = True # it gets only the positions that the length of a place can ask for
 
     def __init__(self, model, precision, # as of `Engine`
