@@ -529,13 +529,16 @@ try: # what Optuna itself writes a value with
 except ImportError: _session = None # then value by value
 def write_values(
     trial: Trial, # that runs
-    pairs: Sequence[tuple[int, float]] # (step, value)
+    pairs: Sequence[tuple[int, float]], # (step, value)
+    attrs: dict | None = None # user attributes to set with them
 ):
-    "Report values, in one transaction where the storage is relational, in one writing where it is a journal"
-    storage = getattr(trial.storage, '_backend', trial.storage)
-    if len(pairs) > 1 and _journal_takes(trial, pairs): return
-    if len(pairs) < 2 or not isinstance(storage, optuna.storages.RDBStorage) or _session is None:
-        for step, value in pairs: trial.report(value, step)
+    "Report values, in one transaction with the attributes where the storage is relational, in one writing where it is a journal"
+    storage, attrs = getattr(trial.storage, '_backend', trial.storage), attrs or {}
+    set_ = getattr(storage, '_set_trial_attr_without_commit', None)
+    if len(pairs) + len(attrs) < 2 or not isinstance(storage, optuna.storages.RDBStorage) or _session is None or set_ is None:
+        if not (len(pairs) > 1 and _journal_takes(trial, pairs)):
+            for step, value in pairs: trial.report(value, step)
+        for name, value in attrs.items(): trial.set_user_attr(name, value)
         return
     number, kind = trial._trial_id, models.TrialIntermediateValueModel
     with _session(storage.scoped_session, True) as session:
@@ -543,7 +546,9 @@ def write_values(
         there = {step for step, in session.query(kind.step).filter(kind.trial_id == number)}
         rows = [dict(trial_id=number, step=step, intermediate_value=stored, intermediate_value_type=known) for step, value in pairs if step not in there for stored, known in [kind.intermediate_value_to_stored_repr(float(value))]]
         if rows: session.execute(kind.__table__.insert(), rows)
+        for name, value in attrs.items(): set_(session, models.TrialUserAttributeModel, number, name, value)
     trial._cached_frozen_trial.intermediate_values.update(pairs)
+    trial._cached_frozen_trial.user_attrs.update(attrs)
 
 @patch
 def begin(self: Search, trial, params) -> Running:
@@ -604,22 +609,22 @@ def report(self: Search, run: Running, fold, epoch, value):
     if self.plan.strategy.watches_study or time.perf_counter() - run.written > 1.: self.write(run) # a pruner reads them from the study
 
 @patch
-def write(self: Search, run: Running):
-    "Store the values that wait: all in one transaction, which costs little more than one alone"
+def write(self: Search, run: Running, **attrs):
+    "Store the values that wait, and attributes: all in one transaction, which costs little more than one alone"
     waiting, run.waiting, run.written = run.waiting, [], time.perf_counter()
-    write_values(run.trial, waiting)
+    write_values(run.trial, waiting, attrs)
 
 @patch
 def fold_done(self: Search, run: Running, course: Course):
     "Write down what a finished fold gave"
-    self.write(run)
+    more = {}
     if len(self.plan.directions) > 1: # every objective at the epoch that is best for the first
         best = max(range(len(run.tuples)), key=lambda n: self.plan.sign * run.tuples[n][0])
         run.scores.append(list(run.tuples[best])); run.all_values.append([list(t) for t in run.tuples])
-        run.trial.set_user_attr('values', run.all_values)
+        more = dict(values=run.all_values)
     else: run.scores.append(self.plan.sign * max(course.curves[-1]))
     run.tuples = []
-    run.trial.set_user_attr('folds', dict(scores=run.scores, **run.bill()))
+    self.write(run, **more, folds=dict(scores=run.scores, **run.bill()))
 
 # %% ../nbs/04_hpo.ipynb #dd764aee
 @patch
@@ -726,13 +731,10 @@ def refuse(self: Search, run: Running, exc: optuna.TrialPruned):
 
 @patch
 def _end(self: Search, run, how, reason, build):
-    self.write(run)
+    said = dict(reason=reason) if how != 'complete' and reason else {}
+    if how == 'stopped': said['stopped_after'] = run.course.done - (len(run.course.curves) == run.course.done) # index of the last fold that ran
+    self.write(run, **said, spent=dict(run.bill(), **({'build': build} if build else {})), ended=how)
     self.current = None
-    said = dict(run.bill(), **({'build': build} if build else {}))
-    if how != 'complete' and reason: run.trial.set_user_attr('reason', reason)
-    if how == 'stopped': run.trial.set_user_attr('stopped_after', run.course.done - (len(run.course.curves) == run.course.done)) # index of the last fold that ran
-    run.trial.set_user_attr('spent', said)
-    run.trial.set_user_attr('ended', how)
 
 # %% ../nbs/04_hpo.ipynb #49c876ee
 class _Heartbeat:

@@ -973,7 +973,8 @@ MANY = textwrap.dedent('''
 
 
 def start_many(tmp_path, storage, trials, pause, workers=1, space='space'):
-    (tmp_path / 'shared.py').write_text(MODULE); (tmp_path / 'many.py').write_text(MANY.replace(' space, trials', f' {space}, trials'))
+    for name, text in (('shared.py', MODULE), ('many.py', MANY.replace(' space, trials', f' {space}, trials'))):
+        if not (tmp_path / name).exists() or (tmp_path / name).read_text() != text: (tmp_path / name).write_text(text) # an earlier process may be reading it
     env = dict(os.environ, PYTHONPATH=f'{ROOT}{os.pathsep}{tmp_path}', OMP_NUM_THREADS='1')
     return subprocess.Popen([sys.executable, str(tmp_path / 'many.py'), str(storage), str(trials), str(pause), str(tmp_path / 'log'), str(workers)], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True,
                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
@@ -1122,15 +1123,20 @@ def test_values_written_together_are_those_reported_one_by_one(tmp_path, where):
     write_values(many, pairs[:2]); write_values(many, [(np.int64(1), 9.), (np.int64(2), 9.)])  # a step that is there keeps its value
     many.set_user_attr('more', 1)
     assert storage.get_trial(many._trial_id).intermediate_values[1] == .5 and 'more' in storage.get_trial(many._trial_id).user_attrs
+    write_values(many, [(7, .1)], dict(folds=dict(scores=[.1, math.inf]), more=2)); write_values(many, [], dict(ended='complete'))
+    there = storage.get_trial(many._trial_id)
+    assert there.user_attrs == many.user_attrs == dict(folds=dict(scores=[.1, math.inf]), more=2, ended='complete') and there.intermediate_values[7] == .1
     study.tell(many, 1.)
-    with pytest.raises(UpdateFinishedTrialError): write_values(many, [(7, 1.), (8, 1.)])
-    assert len(storage.get_trial(many._trial_id).intermediate_values) == 6
+    for pairs, attrs in (([(8, 1.), (9, 1.)], {}), ([], dict(late=1)), ([(8, 1.)], dict(late=1, later=1))):
+        with pytest.raises(UpdateFinishedTrialError): write_values(many, pairs, attrs)
+    assert 'late' not in storage.get_trial(many._trial_id).user_attrs
+    assert len(storage.get_trial(many._trial_id).intermediate_values) == 7
 
 
 def test_a_fold_is_one_write_where_no_pruner_reads_along(tmp_path, monkeypatch):
     import optkit.hpo
     writes, real = [], optkit.hpo.write_values
-    monkeypatch.setattr(optkit.hpo, 'write_values', lambda trial, pairs: (writes.append(len(pairs)), real(trial, pairs))[1])
+    monkeypatch.setattr(optkit.hpo, 'write_values', lambda trial, pairs, *more: (writes.append(len(pairs)), real(trial, pairs, *more))[1])
     runner = simulated_runner(epochs=8)
     study = tune(runner, ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 3, folds=2, strategy='none', storage=tmp_path, progress=False, say=lambda text: None)
     assert [n for n in writes if n] == [8] * 6 and all(len(t.intermediate_values) == 16 for t in study.trials)
