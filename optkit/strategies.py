@@ -207,7 +207,7 @@ def epoch_verdict(
 @dataclass(frozen=True, repr=False)
 class Racing(Strategy):
     "Stops what can no longer reach the mean of the best complete trials, within the first fold and between folds"
-    risk: float | None = None # chance that a trial stopped at the limit would have reached the target; None: .08, .2 with up to three folds; .05 for fewer than 60 trials
+    risk: float | None = None # chance that a trial stopped at the limit would have reached the target; None: .1, .2 with up to three folds; .05 for fewer than 60 trials
     top: int = 7 # complete trials that make the target
     checkpoints: tuple[float, ...] = (.09, .18, .36) # shares of the first fold's epochs at which a trial is looked at; () : only between folds
     first: int | None = None # the first trials finish their first fold; None: a third of the study, between 3 and 20
@@ -232,7 +232,7 @@ class Racing(Strategy):
         n = 60 if shape.trials is None else shape.trials
         first = max(3, min(20, n // 3)) if self.first is None else self.first
         default = lambda value, found: found if value is None else value
-        return copy_with(self, risk=default(self.risk, .05 if n < 60 else .2 if shape.folds <= 3 else .08), first=first, comparators=default(self.comparators, max(8, min(15, first * 3 // 4))),
+        return copy_with(self, risk=default(self.risk, .05 if n < 60 else .2 if shape.folds <= 3 else .1), first=first, comparators=default(self.comparators, max(8, min(15, first * 3 // 4))),
                          least_complete=default(self.least_complete, max(3, min(5, first // 2))))
 
 def copy_with(value, **changes):

@@ -142,7 +142,7 @@ def test_checkpoints_lie_inside_the_fold(trials, epochs):
 
 def test_counts_shrink_for_small_studies():
     sizes = [Racing().sized(Shape(5, 100, n)) for n in (3, 12, 40, 59, 60, 400, None)]
-    assert [s.first for s in sizes] == [3, 4, 13, 19, 20, 20, 20] and [s.risk for s in sizes] == [.05] * 4 + [.08] * 3 and Racing().sized(Shape(3, 30, 60)).risk == .2
+    assert [s.first for s in sizes] == [3, 4, 13, 19, 20, 20, 20] and [s.risk for s in sizes] == [.05] * 4 + [.1] * 3 and Racing().sized(Shape(3, 30, 60)).risk == .2
     assert all(3 <= s.least_complete <= 5 and 8 <= s.comparators <= 15 for s in sizes)
     assert Racing(first=2, risk=.2).sized(Shape(5, 100, 400)).first == 2
 
