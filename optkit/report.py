@@ -919,7 +919,7 @@ def results_folder(folder=None) -> Path | None: # None: not found
 def read_committed(
     folder=None # of the records, see `results_folder`
 ) -> pd.DataFrame: # a row a record, as `load_records` gives it; empty where there is no record
-    "The measurements that are kept with the project"
+    "The measurements that are kept with the project, ladders of its ledgers among them"
     folder = results_folder(folder)
     paths = sorted(folder.glob('*.json')) if folder else []
-    return load_records(*paths) if paths else pd.DataFrame(columns=['file', 'variant', 'baseline'])
+    return load_records(*paths, ladders=True) if paths else pd.DataFrame(columns=['file', 'variant', 'baseline'])
