@@ -6,7 +6,7 @@
 __all__ = ['SAME', 'POINT', 'FILES', 'LATER', 'NA', 'INK', 'MUTED', 'LINE', 'MAIN', 'OTHER', 'BAND', 'CONTROL', 'ENOUGH',
            'LABEL_WORDS', 'SORT_SCRIPT', 'SECTIONS', 'claims', 'verdict', 'load_run', 'ladder_figure', 'row_verdict',
            'claims_figure', 'roofline_figure', 'study_figure', 'lengths_figure', 'training_figure', 'svg', 'render',
-           'write_page', 'results_folder', 'read_committed']
+           'write_page', 'results_folder', 'in_ladder', 'read_committed']
 
 # %% ../nbs/05_report.ipynb #95ef94a8
 import base64, hashlib, io, json, math, os, re, textwrap
@@ -917,6 +917,12 @@ def results_folder(folder=None) -> Path | None: # None: not found
     "`folder`, or `bench/results` of the checkout that holds this notebook or module"
     roots = [Path.cwd(), *Path.cwd().parents, *Path(optkit.__file__).resolve().parents]
     return Path(folder) if folder else next((o/'bench'/'results' for o in roots if (o/'bench'/'results').is_dir()), None)
+
+def in_ladder(
+    variant # name of a row
+) -> bool:
+    "Whether a row stands in a ladder, or on top of bf16: its claim is then about the row before it, elsewhere about its baseline"
+    return str(variant).startswith(('+', 'bf16 + ', 'bf16, '))
 
 def read_committed(
     folder=None # of the records, see `results_folder`

@@ -23,7 +23,7 @@ from .engine import DEMO_MODEL
 from .hardware import Hardware, asking, detect, gpu_table, hardware_with, known_gpu, si, size, slug
 from .precision import CHANNELS_LAST, choose_cudnn_benchmark, choose_precision, import_problem
 from .progress import read_progress
-from .report import claims, read_committed
+from .report import claims, in_ladder, read_committed
 from .timing import read_json
 from .trainer import CHANGES_NOTHING, TrainConfig
 
@@ -46,8 +46,8 @@ def _factor(r):
     "Median and interval of what a record says about the whole step, or None"
     name = str(r.variant)
     if name == r.get('baseline') or r.get('source') == 'recorded': return None # nothing, or a copy of another record
-    part, ladder = r.get('kind') in PARTS or 'alone' in name, name.startswith(('+', 'bf16 + ', 'bf16, '))
-    told = ('extra_whole_step', 'extra_whole_epoch') if part else ('ratio_before', 'ratio') if ladder else ('ratio',)
+    part = r.get('kind') in PARTS or 'alone' in name
+    told = ('extra_whole_step', 'extra_whole_epoch') if part else ('ratio_before', 'ratio') if in_ladder(name) else ('ratio',)
     three = ([r.get(f'{t}_{e}', math.nan) for e in ('p50', 'low', 'high')] for t in told)
     return next((t for t in three if all(map(math.isfinite, t))), None)
 
