@@ -629,7 +629,8 @@ def _claims_table(view):
 
 def _claim_lines(view):
     rows = view.rows()
-    return rows, [f'{r["name"][:38]} · {str(r.variant)[:32]}, {Path(r.file).stem}' for _, r in rows.iterrows()]
+    cut = lambda text, most: text if len(text) <= most else text[:most - 1] + '…'
+    return rows, [f"{cut(r['name'], 26)} · {cut(str(r.variant), 24)}, {Path(r.file).stem}" for _, r in rows.iterrows()]
 
 def _draw_claims(view):
     from matplotlib.figure import Figure
@@ -639,8 +640,8 @@ def _draw_claims(view):
     axes = figure.subplots()
     at = np.arange(len(rows))
     axes.hlines(at, rows.low, rows.high, color=BLUE); axes.plot(rows.p50, at, 'o', color=BLUE, ms=4); axes.axvline(1, color=GREY, lw=1)
-    axes.set_yticks(at, names, fontsize=7); axes.set_xscale('log'); axes.xaxis.set_minor_formatter('{x:g}'); axes.xaxis.set_major_formatter('{x:g}'); axes.set(xlabel='times the step before it, or its baseline (interval)', title=view.words())
-    axes.title.set_fontsize(9)
+    axes.set_yticks(at, names, fontsize=7); axes.set_xscale('log'); axes.xaxis.set_minor_formatter('{x:g}'); axes.xaxis.set_major_formatter('{x:g}'); axes.set(xlabel='times the step before it, or its baseline (interval)')
+    figure.suptitle(view.words(), fontsize=9)
     return figure
 
 # %% ../nbs/06_views.ipynb #017c0f8a
