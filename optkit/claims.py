@@ -1325,9 +1325,10 @@ def ledger_summary(data: dict) -> list[str]: # five lines
     "The ledger in five lines"
     rows, count = {r['claim']: r for r in data['rows']}, Counter(r['verdict'] for r in data['rows'] if r['ratio'])
     both = rows['all_5090'] if rows['all_5090']['ratio'] else rows['all_3090']
-    whole = f"With everything on that keeps training the same, a step is {_times(both['ratio'])} times as fast as FP32 padded to the maximum, on {_where(data['provenance'])}." if both['ratio'] else 'All together was not measured.'
-    words = dict(holds='hold', smaller='are smaller', none='show no effect', harmful='are slower here', split='say different things, of which some hold', undecided='need more rounds')
-    told = ', '.join(f'{count[k]} {w}' for k, w in words.items() if count[k])
+    whole = f"All settings of the list for the RTX {both['claim'][4:]} that keep training the same, together, make a step {_times(both['ratio'])} times as fast as FP32 padded to the maximum, on {_where(data['provenance'])}." if both['ratio'] else 'All together was not measured.'
+    if fast := next((r for r in (data['ladder'] or {}).get('rows', ()) if r['variant'] == FAST_RUNG.name), None): whole += f" With the fast engine of optkit, which is in no list, it is {_times(fast['ratio'])} times."
+    words = dict(holds='hold|holds', smaller='are smaller|is smaller', none='show no effect|shows no effect', harmful='are slower here|is slower here', split='say different things, of which some hold|says different things, of which some hold', undecided='need more rounds|needs more rounds')
+    told = ', '.join(f"{count[k]} {w.split('|')[count[k] == 1]}" for k, w in words.items() if count[k])
     done = figures(data)
     verdicts = f"Of {len(rows)} claims, {len(done['figure'])} have a figure here and {len(done['reason'])} a reason why not. Those with a factor: {told or 'none'}."
     gain = lambda r: (r['on_top'] or {}).get('ratio')

@@ -212,8 +212,15 @@ def check_folder(
     try: found = read_json(folder / 'run.json')['fingerprint']
     except (ValueError, KeyError, TypeError): raise InputError(f'{folder}/run.json: cannot be read; use --out with another folder') from None
     differ = [k for k in dict.fromkeys([*wanted, 'train']) if found.get(k) != wanted.get(k)]
-    if differ: raise InputError(f"{folder}: belongs to another study ({', '.join(f'{k} was {_short(found.get(k))}, now {_short(wanted.get(k))}' for k in differ[:3])}); use --out with another folder")
+    if differ: raise InputError(f"{folder}: belongs to another study ({', '.join(_differs(k, found.get(k), wanted.get(k)) for k in differ[:3])}); use --out with another folder")
     return True
+
+def _differs(key, was, now):
+    "One field of two fingerprints in words; of the training's fields only those that differ"
+    if key != 'train': return f'{key} was {_short(was)}, now {_short(now)}'
+    only = lambda a, b: [x for x in a or () if x not in (b or ())]
+    told = lambda fields: ' '.join([*fields[:3], *(['...'] if len(fields) > 3 else [])]) or 'left to optkit'
+    return f'train was {told(only(was, now))}, now {told(only(now, was))}'
 
 def _short(value):
     text = value if isinstance(value, str) else json.dumps(value)
@@ -621,7 +628,7 @@ def _confirmed(found, sign): # plain values
 def _why_best(value, metric):
     row = lambda n: next(r for r in value['rows'] if r['number'] == n)
     won, say = row(value['winner']), lambda v: 'no number' if v is None else f'{v:.4f}'
-    why = f"of the best {len(value['rows'])} trials of the search, which ran again on other folds with another seed, trial {won['number']} has the best {metric}: {say(won['fresh'])} there, {say(won['search'])} in the search"
+    why = f"of the best {len(value['rows'])} trial{'s' if len(value['rows']) > 1 else ''} of the search, which ran again on other folds with another seed, trial {won['number']} has the best {metric}: {say(won['fresh'])} there, {say(won['search'])} in the search"
     return why if won['number'] == value['first'] else why + f"; the winner of the search, trial {value['first']}, has {say(row(value['first'])['fresh'])} and {say(row(value['first'])['search'])}"
 
 # %% ../nbs/04b_job.ipynb #f6606a19

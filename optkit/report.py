@@ -6,10 +6,10 @@
 __all__ = ['SAME', 'POINT', 'FILES', 'LATER', 'NA', 'INK', 'MUTED', 'LINE', 'MAIN', 'OTHER', 'BAND', 'CONTROL', 'ENOUGH',
            'LABEL_WORDS', 'SORT_SCRIPT', 'SECTIONS', 'claims', 'verdict', 'load_run', 'ladder_figure', 'row_verdict',
            'claims_figure', 'roofline_figure', 'study_figure', 'lengths_figure', 'training_figure', 'svg', 'render',
-           'write_page', 'results_folder', 'read_committed']
+           'write_page', 'results_folder', 'in_ladder', 'read_committed']
 
 # %% ../nbs/05_report.ipynb #95ef94a8
-import base64, hashlib, io, json, math, os, re
+import base64, hashlib, io, json, math, os, re, textwrap
 from datetime import datetime
 from functools import lru_cache
 from importlib import resources
@@ -298,10 +298,12 @@ def claims_figure(
     axes.axvline(1, color=MUTED, linewidth=1, linestyle='--')
     for y, (measured, (low, high)) in enumerate(zip(found, bounds)):
         axes.barh(y, min(high, right) - low, left=low, height=.5, facecolor='none', edgecolor=BAND, hatch='////', linewidth=1, label=None if y else 'claimed')
-        if measured is None: continue
+        if measured is None:
+            axes.annotate('no figure', (min(high, right), y), (6, 0), textcoords='offset points', va='center', color=MUTED, fontsize=8)
+            continue
         middle, least, most = measured
         axes.errorbar(middle, y, xerr=[[max(0, middle - least)], [max(0, most - middle)]], fmt='o', color=MAIN, capsize=5, label=None if y else 'measured, with interval')
-    axes.set_yticks(range(len(rows)), [_clip(o.get('variant', '?')) for o in rows], parse_math=False)
+    axes.set_yticks(range(len(rows)), ['\n'.join(textwrap.wrap(_clip(o.get('variant', '?'), 56), 30)) for o in rows], parse_math=False)
     axes.set_ylim(len(rows) - .4, -.6)
     axes.set_xlim(min([.9] + [o[1] for o in found if o] + [l for l, _ in bounds]) - .06, right)
     axes.grid(axis='x', color=LINE, linewidth=.6)
@@ -916,10 +918,16 @@ def results_folder(folder=None) -> Path | None: # None: not found
     roots = [Path.cwd(), *Path.cwd().parents, *Path(optkit.__file__).resolve().parents]
     return Path(folder) if folder else next((o/'bench'/'results' for o in roots if (o/'bench'/'results').is_dir()), None)
 
+def in_ladder(
+    variant # name of a row
+) -> bool:
+    "Whether a row stands in a ladder, or on top of bf16: its claim is then about the row before it, elsewhere about its baseline"
+    return str(variant).startswith(('+', 'bf16 + ', 'bf16, '))
+
 def read_committed(
     folder=None # of the records, see `results_folder`
 ) -> pd.DataFrame: # a row a record, as `load_records` gives it; empty where there is no record
-    "The measurements that are kept with the project"
+    "The measurements that are kept with the project, ladders of its ledgers among them"
     folder = results_folder(folder)
     paths = sorted(folder.glob('*.json')) if folder else []
-    return load_records(*paths) if paths else pd.DataFrame(columns=['file', 'variant', 'baseline'])
+    return load_records(*paths, ladders=True) if paths else pd.DataFrame(columns=['file', 'variant', 'baseline'])

@@ -583,13 +583,15 @@ def _flat(values, prefix=''):
     return out
 
 
-def load_records(*paths):  # files of `save_records`
+def load_records(*paths,         # files of `save_records`
+                 ladders=False): # also the rows of the ladder that a ledger of claims holds
     "Tidy table, a row for each record: fields flat (`ratio_p50`, ...), provenance beside them, `file`"
     rows = []
     for path in paths:
         data = read_json(path)
         if not isinstance(data, dict) or not {'provenance', 'rows'} <= data.keys(): raise ValueError(f'{path} holds no records: expected provenance and rows')
-        rows += [_flat(data['provenance']) | _flat(row) | dict(file=Path(path).name, run=str(Path(path).resolve())) for row in data['rows']]
+        found = [*data['rows'], *((data.get('ladder') or {}).get('rows', []) if ladders else [])]
+        rows += [_flat(data['provenance']) | _flat(row) | dict(file=Path(path).name, run=str(Path(path).resolve())) for row in found]
     return pd.DataFrame(rows)
 
 # %% ../nbs/00a_timing.ipynb #58f89d51

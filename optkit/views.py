@@ -25,7 +25,7 @@ from .hardware import Choice, size, slowed_by, teller
 from .hpo import ended, fold_scores, spent
 from .metrics import signed
 from .progress import Progress, add_readings, duration, read_progress, readings_folder
-from .report import claims, read_committed, row_verdict
+from .report import claims, in_ladder, read_committed, row_verdict
 from .storage import open_study, sign_of, silent, study_problems
 
 # %% ../nbs/06_views.ipynb #7b0a70df
@@ -338,10 +338,11 @@ def _draw_training(view):
     left.plot(steps, some(s['loss']), color=BLUE, label='loss'); left.set(xlabel='step', ylabel='training loss')
     if any(v is not None for v in s['score']):
         other = left.twinx()
-        other.plot(steps, some(s['score']), 'D', color=ORANGE, label='score'); other.set_ylabel(now.metric)
+        other.plot(steps, some(s['score']), 'D', color=ORANGE, label='score'); other.set_ylabel(f'{now.metric}, evaluated')
     right.plot(steps, some(s['tokens']), color=BLUE, label='this training'); right.set(xlabel='step', ylabel='real tokens/s')
     if any(v is not None for v in s['peak']): right.plot(steps, some(s['peak']), ':', color=GREY, label='the card’s peak'); right.legend(fontsize=7)
-    right.set_ylim(bottom=0)
+    right.set_ylim(0, 1.08 * max([v for line in (s['tokens'], s['peak']) for v in line if v], default=1)) # also where all readings are nearly the same
+    for axes in (left, right): axes.xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(f'{view.folder.name}: {now.state}' if now else f'{view.folder.name}: no reading yet', fontsize=10)
     return figure
 
@@ -505,11 +506,13 @@ def _draw_study(view):
     left.plot(*_best_line(view), color=GREEN, drawstyle='steps-post', label='best so far'); left.set(xlabel='trial', ylabel='value'); left.legend(fontsize=7)
     some = lambda values: [math.nan if v is None else v for v in values]
     for (x, y), style in zip(_curves(view), (dict(color=GREY, lw=.6, alpha=.6, label='a fold of a trial'), dict(color=GREEN, lw=1.5, label='of the best trial'))): course.plot(some(x), some(y), marker='.', ms=3, **style)
-    course.set(xlabel='epoch', ylabel='value'); course.legend(fontsize=7); course.xaxis.get_major_locator().set_params(integer=True)
+    course.set(xlabel='epoch', ylabel='value'); course.legend(fontsize=7)
+    for axes in (left, course): axes.xaxis.get_major_locator().set_params(integer=True)
     middle.bar(*_reached(view), color=BLUE); middle.set(xlabel='fold', title='trials that reached a fold', xticks=_reached(view)[0])
     names = [*view.known[1]][::-1]
     if names: right.barh(names, [view.known[1][n] for n in names], color=BLUE)
     right.set(title='what mattered' if names else 'what mattered:\nneeds 8 trials with a value')
+    if not names: right.set_axis_off()
     for axes in (middle, right): axes.title.set_fontsize(9)
     return figure
 
@@ -592,13 +595,13 @@ class ClaimsView(View):
         if self.folder and not Path(self.folder).is_dir(): raise InputError(f'{self.folder}: no such folder of records')
         try: table = read_committed(self.folder)
         except ValueError as exc: raise InputError(str(exc)) from None
-        need = ['claim', 'ratio_p50', 'ratio_low', 'ratio_high', 'label', 'card', 'verdict', 'workload', 'file', 'date', 'ratio_before_p50', 'ratio_before_low', 'ratio_before_high']
+        need = ['claim', 'ratio_p50', 'ratio_low', 'ratio_high', 'label', 'card', 'verdict', 'workload', 'file', 'date', 'ratio_before_p50', 'ratio_before_low', 'ratio_before_high', 'repeats', 'source', 'baseline']
         table = table.reindex(columns=[*dict.fromkeys([*table.columns, *need])])
-        found, known = table[table.claim.notna()].copy(), claims()
-        before = found.ratio_before_p50.notna() & ~found.claim.str.startswith('all_') # a claim is about the step before it, where there is one
+        found, known = table[table.claim.notna() & (table.source != 'recorded') & (table.variant != table.baseline)].copy(), claims() # a ledger's copy of another record is there once
+        before = found.ratio_before_p50.notna() & found.variant.map(in_ladder) & ~found.claim.str.startswith('all_') # in a ladder a claim is about the step before it
         pick = lambda e: found[f'ratio_before_{e}'].where(before, found[f'ratio_{e}'])
         for e in ('p50', 'low', 'high'): found[e] = pick(e).astype(float)
-        found['verdict'] = [v if isinstance(v, str) else row_verdict(dict(claim=c, ratio=dict(p50=p, low=l, high=h))).value for v, c, p, l, h in zip(found.verdict, found.claim, found.p50, found.low, found.high)]
+        found['verdict'] = [v if v == 'not applicable' else row_verdict(dict(claim=c, ratio=dict(p50=p, low=l, high=h), repeats=n)).value for v, c, p, l, h, n in zip(found.verdict, found.claim, found.p50, found.low, found.high, found.repeats)] # in one set of words
         found['claimed'] = [known.claimed.get(c, '') for c in found.claim]
         found['name'] = [known.optimization.get(c, c) for c in found.claim]
         return found[found.p50.notna()]
@@ -626,7 +629,8 @@ def _claims_table(view):
 
 def _claim_lines(view):
     rows = view.rows()
-    return rows, [f'{r["name"][:38]} · {str(r.variant)[:32]}' for _, r in rows.iterrows()]
+    cut = lambda text, most: text if len(text) <= most else text[:most - 1] + '…'
+    return rows, [f"{cut(r['name'], 26)} · {cut(str(r.variant), 24)}, {Path(r.file).stem}" for _, r in rows.iterrows()]
 
 def _draw_claims(view):
     from matplotlib.figure import Figure
@@ -636,8 +640,8 @@ def _draw_claims(view):
     axes = figure.subplots()
     at = np.arange(len(rows))
     axes.hlines(at, rows.low, rows.high, color=BLUE); axes.plot(rows.p50, at, 'o', color=BLUE, ms=4); axes.axvline(1, color=GREY, lw=1)
-    axes.set_yticks(at, names, fontsize=7); axes.set_xscale('log'); axes.xaxis.set_minor_formatter('{x:g}'); axes.xaxis.set_major_formatter('{x:g}'); axes.set(xlabel='times the step before it, or its baseline (interval)', title=view.words())
-    axes.title.set_fontsize(9)
+    axes.set_yticks(at, names, fontsize=7); axes.set_xscale('log'); axes.xaxis.set_minor_formatter('{x:g}'); axes.xaxis.set_major_formatter('{x:g}'); axes.set(xlabel='times the step before it, or its baseline (interval)')
+    figure.suptitle(view.words(), fontsize=9)
     return figure
 
 # %% ../nbs/06_views.ipynb #017c0f8a

@@ -310,6 +310,10 @@ def test_a_second_start_with_other_options_is_refused(folder, finished, changes)
     with pytest.raises(InputError, match=f"belongs to another study .*{[*changes][0]}"): Job(config(folder, finished, **changes), progress=False)
 
 
+def test_fields_of_the_training_are_told_where_they_differ(folder, finished):
+    with pytest.raises(InputError, match='train was left to optkit, now compile=none label_smoothing=0.1.;'): Job(config(folder, finished, train=('compile=none', 'label_smoothing=0.1')), progress=False)
+
+
 def test_other_weights_of_the_same_shape_are_another_study(folder, finished, tmp_path):
     shutil.copytree(folder / 'model', tmp_path / 'model')
     example_model(seed=5).save_pretrained(tmp_path / 'model')

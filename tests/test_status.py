@@ -209,3 +209,20 @@ def test_every_claim_of_the_status_is_a_claim_and_every_fix_a_setting():
     for o in OPTIMIZATIONS:
         if o.fix and o.category != 'Search': TrainConfig(**parse_settings([o.fix]))
     assert len({o.name for o in OPTIMIZATIONS}) == len(OPTIMIZATIONS) and not read_committed().empty
+
+
+def test_a_part_of_a_step_a_copy_of_a_record_and_a_row_beside_are_no_gain_of_a_step():
+    part = dict(claim='pin_memory', kind='copy', variant='Pinned host memory', baseline='pageable', ratio_p50=4.)
+    assert gain_of(records(part), 'pin_memory', 'h100') is None
+    told = gain_of(records(dict(part, extra_whole_epoch_p50=1., extra_whole_epoch_low=.99, extra_whole_epoch_high=1.02)), 'pin_memory', 'h100')
+    assert (told.p50, told.low, told.high) == (1., .99, 1.02)
+    row = dict(claim='batch_size', variant='16', baseline='8', ratio_before_p50=9., ratio_before_low=8., ratio_before_high=10.) # of a list that is no ladder
+    rows = records(row, dict(row, variant='8', ratio_p50=1., ratio_low=1., ratio_high=1.), dict(row, file='copy.json', source='recorded', ratio_p50=7.), dict(row, variant='x', label='changes training', ratio_p50=5.))
+    found = gain_of(rows, 'batch_size', 'h100')
+    assert (found.p50, found.files) == (2., ('r.json',))
+
+
+def test_the_fast_engine_is_told_by_its_row_of_a_ladder():
+    rows = records(dict(claim='cuda_graphs', variant='CUDA graphs', ratio_p50=6.9), dict(claim=None, variant='+ fast engine: layers, graphs', ratio_before_p50=3.3, ratio_before_low=2.6, ratio_before_high=3.9))
+    found = status(hardware=hardware_with(known_gpu('H100')), records=rows)
+    assert [(r.fix, r.gain.p50) for r in found.recommendations] == [('fast=true', 3.3)]

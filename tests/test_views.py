@@ -313,6 +313,14 @@ def test_claims_are_filtered():
     with pytest.raises(InputError): claims_view('no/such/folder')
 
 
+def test_verdicts_of_ladders_and_ledgers_are_in_the_same_words():
+    state = claims_view().state
+    assert {*state.verdict} <= {'as claimed', 'less than claimed', 'more than claimed', 'no effect', 'slower', 'undecided', 'no claim', 'not applicable'}
+    assert not (state.source == 'recorded').any() and state.file.str.contains('-claims-').any()
+    flash = state[state.variant == 'flash, alone, 4096'].iloc[0]
+    assert flash.p50 == flash.ratio_p50 > 2 * flash.ratio_before_p50  # of kernels beside each other, no ladder
+
+
 def test_a_broken_record_is_named(tmp_path):
     (tmp_path / 'x.json').write_text('{"rows": ')
     with pytest.raises(InputError, match='x.json'): claims_view(tmp_path)
