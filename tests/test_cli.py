@@ -118,7 +118,7 @@ def test_settings_reach_the_trials_of_a_job(folder, tmp_path, capsys):
     config = read_json(tmp_path / 'run' / 'train.json')['config']
     assert config['layout'] == 'padded' and config['betas'] == [.8, .99] and read_json(tmp_path / 'run' / 'run.json')['settings']['train'] == ['betas=0.8,0.99']
     assert read_json(tmp_path / 'run' / 'study.json')['folds'] == 2
-    assert main(on_data('tune', folder, tmp_path / 'run', *short, '--precision', 'fp32', 'layout=padded', 'folds=2')) == 2 and 'train was ["betas=0.8,0.99"], now null' in capsys.readouterr().err
+    assert main(on_data('tune', folder, tmp_path / 'run', *short, '--precision', 'fp32', 'layout=padded', 'folds=2')) == 2 and 'train was betas=0.8,0.99, now left to optkit' in capsys.readouterr().err
     for words, said in ((['physical_batch=4'], 'is found by the job'), (['warmup=0.1', '--space', 'warmup=0.0..0.2'], 'set and searched'), (['nonsense=4'], 'is no field')):
         assert main(on_data('tune', folder, tmp_path / 'other', *short, *words)) == 2 and said in capsys.readouterr().err and not (tmp_path / 'other').exists()
 

@@ -831,18 +831,20 @@ def test_a_space_that_refuses_everything_ends():
 @pytest.mark.parametrize('where', ['study.db', 'study.log'])
 def test_a_storage_that_gives_way_is_gone_on_with_by_the_same_process(tmp_path, monkeypatch, where):
     "As where a disk is full: nothing can be given back either, and a second call must not wait for the trial that this process held"
+    import optkit.hpo
     full, count, plain = [], itertools.count(), simulated_runner()
     def runner(p, f):
         for v in plain(p, f):
             if next(count) == 4: full.append(True)
             yield v
     place = open_storage(tmp_path / where)
-    target, name = (place.storage, 'set_trial_user_attr') if where == 'study.db' else (type(place.storage._backend), 'append_logs')
-    kept = getattr(target, name)
-    def write(*args, **kwargs):
-        if full: raise optuna.exceptions.StorageInternalError('database or disk is full') if where == 'study.db' else OSError(28, 'No space left on device')
-        return kept(*args, **kwargs)
-    monkeypatch.setattr(target, name, write)
+    def fails(target, name):
+        kept = getattr(target, name)
+        def write(*args, **kwargs):
+            if full: raise optuna.exceptions.StorageInternalError('database or disk is full') if where == 'study.db' else OSError(28, 'No space left on device')
+            return kept(*args, **kwargs)
+        monkeypatch.setattr(target, name, write)
+    for way in [(place.storage, 'set_trial_user_attr'), (optkit.hpo, 'write_values')] if where == 'study.db' else [(type(place.storage._backend), 'append_logs')]: fails(*way)
     go = lambda: run(runner, 3, storage=place.storage if where == 'study.db' else place.path, epochs=3, strategy='none')
     with pytest.raises(StorageLost if where == 'study.db' else OSError, match='cannot be written to any more .database or disk is full.; what ended is kept' if where == 'study.db' else 'No space'): go()
     assert not HELD
