@@ -25,7 +25,7 @@ from .hardware import Choice, size, slowed_by, teller
 from .hpo import ended, fold_scores, spent
 from .metrics import signed
 from .progress import Progress, add_readings, duration, read_progress, readings_folder
-from .report import claims, in_ladder, read_committed, row_verdict
+from .report import _clip, claims, in_ladder, read_committed, row_verdict
 from .storage import open_study, sign_of, silent, study_problems
 
 # %% ../nbs/06_views.ipynb #7b0a70df
@@ -629,8 +629,7 @@ def _claims_table(view):
 
 def _claim_lines(view):
     rows = view.rows()
-    cut = lambda text, most: text if len(text) <= most else text[:most - 1] + '…'
-    return rows, [f"{cut(r['name'], 26)} · {cut(str(r.variant), 24)}, {Path(r.file).stem}" for _, r in rows.iterrows()]
+    return rows, [f"{_clip(r['name'], 26)} · {_clip(r.variant, 24)}, {Path(r.file).stem}" for _, r in rows.iterrows()]
 
 def _draw_claims(view):
     from matplotlib.figure import Figure
