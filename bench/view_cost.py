@@ -1,6 +1,6 @@
 """What looking costs a training: the packaged model is trained with and without live views of its run.
 
-    python bench/view_cost.py --out bench/results                      # minutes; on a GPU too, with --rows 32 --tokens 256
+    python bench/view_cost.py --out bench/results                      # minutes; on a GPU too, with --rows 32 --tokens 256; without packages and network also with --model PACK/model of minilm_folds.py --pack
     python bench/view_cost.py --seconds 20 --rounds 5 --out FOLDER     # a short look
 
 The training runs in a Jupyter kernel, as a cell of a notebook does. It appends a reading to its run folder at each step, so
@@ -27,7 +27,7 @@ NAMES = 'no view', 'no view, again', 'views in the same kernel', 'views in anoth
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, kind, value, said in (('rows', int, 16, 'of an optimizer step'), ('tokens', int, 32, 'of a row'), ('rounds', int, 60, 'at most'), ('seconds', float, 420., 'of all rounds, at most'), ('turn', float, 4., 'seconds of a turn, about'),
-                                    ('out', str, 'bench/results', 'folder of the record')):
+                                    ('model', str, 'demo', 'folder of the model; the packaged one'), ('out', str, 'bench/results', 'folder of the record')):
         parser.add_argument(f'--{name}', type=kind, default=value, help=said)
     return parser.parse_args(argv)
 
@@ -70,8 +70,8 @@ def training(args, folder):
     from optkit.job import DEMO_DATA
     from optkit.progress import Meter
     from optkit.trainer import TrainConfig, make_engine
-    hardware, tokenizer, table = detect(), load_tokenizer('demo'), read_table(DEMO_DATA, 'subject', 'label', 'body')
-    engine = make_engine(load_model('demo', table.classes, tokenizer), TrainConfig(lr=1e-5, effective_batch=args.rows), hardware)
+    hardware, tokenizer, table = detect(), load_tokenizer(args.model), read_table(DEMO_DATA, 'subject', 'label', 'body')
+    engine = make_engine(load_model(args.model, table.classes, tokenizer), TrainConfig(lr=1e-5, effective_batch=args.rows), hardware)
     store = tokenise(table, tokenizer, args.tokens, progress=False).to(engine.device)
     meter, count = Meter(10**6, 1, 'macro_f1', engine.device, path=folder / 'progress.json'), iter(range(1, 10**6))
     def step():
@@ -133,7 +133,7 @@ def in_kernel(argv, folder, looker_pid):
     rows = [dataclasses.replace(record(c, n, samples=more['steps'] * args.rows), variant=f'{n}, {clock}', baseline=f'{NAMES[0]}, {clock}', peak_bytes=None) for clock, c in (('wall', wall), ('processor', cpu)) for n in NAMES]
     import torch
     path = Path(args.out) / f'view-cost-{hardware.card}.json'
-    save_records(path, rows, hardware, shlex.join(['python', 'bench/view_cost.py', *argv]), workload=f'packaged model (BERT 6 x 384), {args.rows} rows of {args.tokens} tokens a step, a reading each step',
+    save_records(path, rows, hardware, shlex.join(['python', 'bench/view_cost.py', *argv]), workload=f'{"packaged model" if args.model == "demo" else "model of a folder"} (BERT 6 x 384), {args.rows} rows of {args.tokens} tokens a step, a reading each step',
                  **more, threads=torch.get_num_threads(), note=f'load {os.getloadavg()[1]:.1f} over the last 5 minutes on {os.cpu_count()} cores, this measurement included')
     print(f'record: {path}')
 
