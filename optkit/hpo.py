@@ -6,7 +6,8 @@
 __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space', 'default_space', 'Space', 'as_space', 'ended',
            'fold_scores', 'spent', 'complete_table', 'best_complete', 'curves', 'courses', 'what_if', 'seconds_of',
            'Plan', 'requeue_interrupted', 'Interrupts', 'Search', 'next_with_key', 'BudgetSpent', 'StopAsked',
-           'Running', 'write_values', 'study_interval', 'tune', 'Confirmed', 'Confirmation', 'confirm', 'study_summary']
+           'Running', 'write_values', 'tell_at_once', 'study_interval', 'tune', 'Confirmed', 'Confirmation', 'confirm',
+           'study_summary']
 
 # %% ../nbs/04_hpo.ipynb #61925040
 import gc, hashlib, json, math, multiprocessing, os, pickle, re, signal, threading, time
@@ -696,11 +697,27 @@ def _less(self: Search, run, rows, params, why):
     return less
 
 # %% ../nbs/04_hpo.ipynb #7b857dff
+def tell_at_once(study: optuna.Study, trial: Trial, values, state: TrialState | None) -> bool: # False: nothing is done, only `study.tell` can
+    "What `study.tell` does with a trial of this process, without reading back all that it wrote, twice"
+    frozen, values = getattr(trial, '_cached_frozen_trial', None), values if values is None or isinstance(values, list) else [values]
+    if frozen is None or not isinstance(study.pruner, optuna.pruners.NopPruner): return False
+    if state == TrialState.PRUNED and frozen.intermediate_values: # its last value, as `study.tell` has it
+        values = [frozen.intermediate_values[max(frozen.intermediate_values)]]
+        if not math.isfinite(values[0]): values = None
+    elif state is None: state = TrialState.COMPLETE
+    if state == TrialState.COMPLETE and (values is None or len(values) != len(study.directions) or not np.isfinite(values).all()): return False
+    study._thread_local.cached_all_trials = None
+    with suppress(UpdateFinishedTrialError): # another process ended it
+        try: study.sampler.after_trial(study, frozen, state, values)
+        finally: study._storage.set_trial_state_values(trial._trial_id, state, values)
+    return True
+
 @patch
-def told(self: Search, *args, **kwargs):
+def told(self: Search, trial, values=None, state=None):
     "`study.tell`, in which samplers that have tried all that there is may end the study, as in `study.optimize`"
     self.study._thread_local.in_optimize_loop = True
-    try: self.study.tell(*args, **kwargs)
+    try:
+        if not tell_at_once(self.study, trial, values, state): self.study.tell(trial, values, state=state, skip_if_finished=True)
     finally: self.study._thread_local.in_optimize_loop = False
 
 @patch
@@ -710,10 +727,10 @@ def tell(self: Search, run: Running, verdict, build: float):
     self._end(run, 'stopped' if verdict else 'complete', verdict.reason if verdict else None, build)
     if not verdict:
         values = np.asarray(run.scores, dtype=float).reshape(len(run.scores), -1).mean(0).tolist()
-        return self.told(trial, values, skip_if_finished=True)
-    if strategy.told == 'pruned': return self.told(trial, state=TrialState.PRUNED, skip_if_finished=True)
+        return self.told(trial, values)
+    if strategy.told == 'pruned': return self.told(trial, state=TrialState.PRUNED)
     self.sync() # another process may have found a better one
-    self.told(trial, self.plan.sign * told_value(verdict, self.history), skip_if_finished=True)
+    self.told(trial, self.plan.sign * told_value(verdict, self.history))
 
 @patch
 def fail(self: Search, run: Running, reason: str, constraint: str | None, amount: float = 0.):
@@ -721,7 +738,7 @@ def fail(self: Search, run: Running, reason: str, constraint: str | None, amount
     self._end(run, 'failed', reason, 0.)
     if constraint: run.trial.set_constraint(constraint, float(amount))
     several = len(self.plan.directions) > 1
-    self.told(run.trial, state=TrialState.FAIL if several else TrialState.PRUNED, skip_if_finished=True)
+    self.told(run.trial, state=TrialState.FAIL if several else TrialState.PRUNED)
 
 # %% ../nbs/04_hpo.ipynb #eb95ca7a
 @patch
