@@ -14,9 +14,9 @@ __all__ = ['VERDICTS', 'VIEWS', 'CYCLE', 'WORKLOADS', 'TOP', 'SHAPES', 'STUDIES'
            'try_profile', 'hours_with_compile', 'try_derived', 'new_row', 'add_pass', 'read_ledger', 'check_same_run',
            'ledger_path', 'recorded', 'with_record', 'build_seconds', 'ladder_cost', 'expected_cost', 'works_of',
            'best_order', 'climb', 'problem_of_fast', 'facts_of', 'LostDevice', 'TimeOver', 'deadline', 'attempt',
-           'run_plan', 'ready_bench', 'settle', 'stand_in', 'bench', 'figures', 'ledger_summary', 'agreement',
-           'ledger_table', 'curve_figure', 'ceilings_figure', 'ledger_page', 'ledger_file', 'choose_setting',
-           'recorded_factors', 'optimize']
+           'run_plan', 'ready_bench', 'settle', 'stand_in', 'bench', 'asked_rows', 'figures', 'ledger_summary',
+           'agreement', 'ledger_table', 'curve_figure', 'ceilings_figure', 'ledger_page', 'ledger_file',
+           'choose_setting', 'recorded_factors', 'optimize']
 
 # %% ../nbs/05b_claims.ipynb #171f7882
 import copy, gc, json, math, os, shlex, shutil, signal, sys, threading, time, traceback, warnings
@@ -944,7 +944,7 @@ def add_pass(
     count = dict(repeats=len(rounds) or found.get('repeats', 0), confidence=min(.99, 1 - 2. ** (1 - len(rounds))) if rounds else None)
     if view == 'top': return row | dict(on_top=dict(ratio=factor, seconds=found.get('seconds'), peak_bytes=found.get('peak_bytes'), extra=found.get('extra') or {}, final=bool(found.get('final')), **count))
     kept = {k: v for k, v in found.items() if k not in ('ratios', 'variant', 'factor', 'loss', 'baseline', 'repeats')}
-    row |= kept | count | dict(ratio=factor, baseline=found.get('baseline'), against=found.get('variant'), source=found.get('source', 'measured'), loss=found.get('loss') or row['loss'])
+    row |= dict(note='') | kept | count | dict(ratio=factor, baseline=found.get('baseline'), against=found.get('variant'), source=found.get('source', 'measured'), loss=found.get('loss') or row['loss'])
     few = 0 < len(rounds) < ENOUGH
     extra = row.get('extra') or {}
     row['verdicts'] = judge(claim, None if few else factor, extra.get('curve', ()), extra.get('pairs'))
@@ -954,6 +954,11 @@ def add_pass(
     return row
 
 # %% ../nbs/05b_claims.ipynb #46260f36
+def _own(row, workload):
+    "The row without what an earlier version took over from another workload's record, or said of a record that no longer answers it"
+    if row.get('recorded') and not _same_model(row['recorded']['file'], workload): row = dict(row, recorded=None, **(_OPEN if row['source'] == 'recorded' else {}))
+    return dict(row, note='') if row.get('source') != 'recorded' and str(row.get('note')).endswith('recorded instead') else row
+
 def read_ledger(
     path # file of `bench`
 ) -> dict:
@@ -966,7 +971,7 @@ def read_ledger(
     rows = data.get('rows')
     if not isinstance(rows, list) or {r.get('claim') for r in rows if isinstance(r, dict)} != set(all_claims()): raise InputError(f'{path}: its rows are not the {len(all_claims())} claims of this version; take another file, it was left as it is')
     if not isinstance(data.get('settings'), dict) or not isinstance(data.get('provenance'), dict) or not all({'passes', 'rounds', 'cost_s', 'verdicts', 'reason'} <= r.keys() for r in rows): raise InputError(f'{path}: parts of the ledger are missing; take another file, it was left as it is')
-    return data
+    return data | dict(rows=[_own(r, data['settings'].get('workload')) for r in rows])
 
 def check_same_run(path, data: dict, settings: dict):
     "Raise `InputError` where a ledger is of another workload, model or card"
@@ -985,20 +990,23 @@ def _about(row, claim): # whether a record's row is about what the claim is abou
     alone = ', alone' in str(row.get('variant'))
     return row.get('claim') == claim.id and (claim.scope.startswith('whole step') and not alone or alone and claim.scope == 'attention only')
 
-def _record_of(claim, card, folder): # (file, provenance, row): of W1 where there is one, and the middle one of several
-    for path in sorted(folder.glob(f'*-{card}.json'), key=lambda p: (not p.name.startswith('w1-'), p.name)):
+def _same_model(file, workload): # whether a record of the name may stand in for a row of the workload; one's own model has no records
+    return workload not in WORKLOADS or file.startswith((f'{workload}-', 'study-'))
+
+def _record_of(claim, card, folder, workload): # (file, provenance, row): of W1 where there is one, and the middle one of several
+    for path in sorted((p for p in folder.glob(f'*-{card}.json') if _same_model(p.name, workload)), key=lambda p: (not p.name.startswith('w1-'), p.name)):
         try: data = read_json(path)
         except ValueError: continue
         if not isinstance(data, dict) or data.get('kind') == KIND: continue
         rows = sorted((r for r in data.get('rows', ()) if _about(r, claim) and r.get('ratio')), key=lambda r: r['ratio']['p50'])
         if rows: return path.name, data.get('provenance', {}), rows[len(rows) // 2]
 
-def recorded(claim_id: str, card: str, folder=None) -> dict | None: # ratio or None, text, file
-    "What an earlier chapter recorded about a claim, on the same card or simulated: the rows that name it"
+def recorded(claim_id: str, card: str, folder=None, workload: str = '') -> dict | None: # ratio or None, text, file
+    "What an earlier chapter recorded about a claim, on the same card (for w1 to w3: and workload) or simulated: the rows that name it"
     folder = results_folder(folder)
     if not folder: return None
     if claim_id in STUDIES: return _simulated_record(STUDIES[claim_id], folder / 'study-simulator.json')
-    if not (found := _record_of(all_claims()[claim_id], card, folder)): return None
+    if not (found := _record_of(all_claims()[claim_id], card, folder, workload)): return None
     file, origin, row = found
     before = claim_id not in ('bf16', 'tf32') and row.get('ratio_before') # formats are claimed against FP32, all else against the step without it
     return dict(ratio=before or row['ratio'], file=file, text=f"{row['variant']}, over {'the row before' if before else row['baseline']}: {_times(before or row['ratio'])}; {origin.get('workload')}")
@@ -1008,10 +1016,12 @@ def _simulated_record(strategy, path):
     except (OSError, ValueError, KeyError): return None
     return row and dict(ratio=None, file=path.name, text=f"{row['studies']} studies of {row['trials']:g} trials: {row['epochs_share']:.0%} of the epochs, regret {row['regret']:.4f} against {row['regret_none']:.4f}" + ('' if row.get('non_inferior') else ', not as good'))
 
-def with_record(row: dict, claim: Claim, card: str, folder=None) -> dict:
+_OPEN = dict(ratio=None, source=None, verdict=None, verdicts=[]) # a row that nothing answers
+
+def with_record(row: dict, claim: Claim, card: str, folder=None, workload: str = '') -> dict:
     "The row with the record beside it, which answers it where it was not measured"
-    found = recorded(claim.id, card, folder)
-    if row['source'] == 'recorded': row = dict(row, ratio=None, source=None, verdict=None, verdicts=[])
+    found = recorded(claim.id, card, folder, workload)
+    if row['source'] == 'recorded': row = dict(row, **_OPEN)
     row = dict(row, recorded=found)
     if not found or not found['ratio'] or row['ratio'] or row['figure']: return row
     verdicts = judge(claim, found['ratio'])
@@ -1183,7 +1193,7 @@ def run_plan(
     start, skip, facts = clock(), set(), facts_of(bench)
     why = {r['claim']: problem(all_claims()[r['claim']], bench.hardware, **facts) for r in data['rows']}
     if only is not None: skip = {(r['claim'], v) for r in data['rows'] for v in VIEWS if r['claim'] not in only} | ({('ladder', 'ladder')} if 'ladder' not in only else set())
-    unanswered = lambda r: dict(r, reason=why[r['claim']] or None, **(dict(ratio=None, source=None, verdict=None, verdicts=[]) if r['source'] == 'recorded' else {}))
+    unanswered = lambda r: dict(r, reason=why[r['claim']] or None, **(_OPEN if r['source'] == 'recorded' else {}))
     data['rows'] = [unanswered(r) if not r['passes'] else r for r in data['rows']]
     share_s = share_of(budget_s, len(works_of(data, bench, 1., skip)))
     if killed := data.pop('trying', None): data.setdefault('too_long', {})[killed['job']] = killed['left_s']
@@ -1204,7 +1214,7 @@ def run_plan(
         say(f'{clock() - start:5.0f} s  {_said(data, work, failed)}')
     data['stopped'], card = choice.reason, bench.hardware.card
     data['rows'] = [dict(r, reason=_unmeasured(r, choice.reason, data, only)) if not r['passes'].get('alone') and not r['reason'] else r for r in data['rows']]
-    data['rows'] = [with_record(r, all_claims()[r['claim']], card) for r in data['rows']]
+    data['rows'] = [with_record(r, all_claims()[r['claim']], card, workload=bench.name) for r in data['rows']]
     save(data)
     return data
 
@@ -1316,28 +1326,35 @@ def bench(
     return path
 
 # %% ../nbs/05b_claims.ipynb #14dceceb
+def asked_rows(data: dict) -> list[dict]:
+    "The rows of a ledger without those that its run was not asked for (`only`)"
+    return [r for r in data['rows'] if r['passes'] or r['reason'] != 'not asked for']
+
 def figures(data: dict) -> dict: # ids
-    "Which rows have a figure, and which a reason"
-    has = [r['claim'] for r in data['rows'] if r['ratio'] or r['figure']]
-    return dict(figure=has, reason=[r['claim'] for r in data['rows'] if r['claim'] not in has and r['reason']])
+    "Which rows have a figure, which a reason, and which were not asked for"
+    rows = asked_rows(data)
+    has = [r['claim'] for r in rows if r['ratio'] or r['figure']]
+    return dict(figure=has, reason=[r['claim'] for r in rows if r['claim'] not in has and r['reason']], left_out=[r['claim'] for r in data['rows'] if r not in rows])
 
 def ledger_summary(data: dict) -> list[str]: # five lines
     "The ledger in five lines"
-    rows, count = {r['claim']: r for r in data['rows']}, Counter(r['verdict'] for r in data['rows'] if r['ratio'])
-    both = rows['all_5090'] if rows['all_5090']['ratio'] else rows['all_3090']
-    whole = f"All settings of the list for the RTX {both['claim'][4:]} that keep training the same, together, make a step {_times(both['ratio'])} times as fast as FP32 padded to the maximum, on {_where(data['provenance'])}." if both['ratio'] else 'All together was not measured.'
+    rows, done = {r['claim']: r for r in asked_rows(data)}, figures(data)
+    count, plain = Counter(r['verdict'] for r in rows.values() if r['ratio']), 'FP32 padded to the maximum'
+    if 'from the start' in ((rows.get('bf16') or {}).get('reason') or ''): plain = 'the plain step padded to the maximum (its weights are in bf16 too, so it is no FP32)'
+    both = next((rows[i] for i in ('all_5090', 'all_3090') if i in rows and rows[i]['ratio']), None)
+    whole = f"All settings of the list for the RTX {both['claim'][4:]} that keep training the same, together, make a step {_times(both['ratio'])} times as fast as {plain}, on {_where(data['provenance'])}." if both else 'All together was not ' + ('measured.' if {'all_5090', 'all_3090'} & rows.keys() else 'asked for.')
     if fast := next((r for r in (data['ladder'] or {}).get('rows', ()) if r['variant'] == FAST_RUNG.name), None): whole += f" With the fast engine of optkit, which is in no list, it is {_times(fast['ratio'])} times."
     words = dict(holds='hold|holds', smaller='are smaller|is smaller', none='show no effect|shows no effect', harmful='are slower here|is slower here', split='say different things, of which some hold|says different things, of which some hold', undecided='need more rounds|needs more rounds')
     told = ', '.join(f"{count[k]} {w.split('|')[count[k] == 1]}" for k, w in words.items() if count[k])
-    done = figures(data)
-    verdicts = f"Of {len(rows)} claims, {len(done['figure'])} have a figure here and {len(done['reason'])} a reason why not. Those with a factor: {told or 'none'}."
+    of = f"{len(data['rows'])} claims, " if not done['left_out'] else f"{len(data['rows'])} claims, {len(done['left_out'])} were not asked for; of the other {len(rows)}, "
+    verdicts = f"Of {of}{len(done['figure'])} have a figure here and {len(done['reason'])} a reason why not. Those with a factor: {told or 'none'}."
     gain = lambda r: (r['on_top'] or {}).get('ratio')
     tops = sorted((r for r in rows.values() if gain(r)), key=lambda r: -gain(r)['p50'])
     pays, costs = [r for r in tops if gain(r)['low'] > 1], [r for r in tops if gain(r)['high'] < 1]
     named = lambda some: '; '.join(f"{r['variant']} {_times(gain(r))}" for r in some) or 'nothing'
     checks = [r for r in rows.values() if r['loss']]
     off = [r['variant'] for r in checks if r['loss']['verdict'] == 'differs']
-    on_top = [f'What pays on top of the rest: {named(pays[:4])}.', f'What costs time on top of the rest: {named(costs[::-1][:4])}.'] if tops else ['What pays on top of the rest was not measured: the budget went to the rows alone.', 'The same command goes on where it stopped.']
+    on_top = [f'What pays on top of the rest: {named(pays[:4])}.', f'What costs time on top of the rest: {named(costs[::-1][:4])}.'] if tops else ['What pays on top of the rest was not ' + ('measured: the budget went to the rows alone.' if any(i in TOP and (r['passes'] or not done['left_out']) for i, r in rows.items()) else 'asked for.'), 'The same command goes on where it stopped.']
     return [whole, verdicts, *on_top,
             f"Loss checks: {len(checks)} rows, {len(checks) - len(off)} of them the same or within the spread between seeds" + (f"; not so: {', '.join(off)}." if off else '.')]
 
@@ -1363,19 +1380,20 @@ def _claim_cells(row):
             (f"{loss['difference']:+.2g}", f"{loss['verdict']}; spread {loss['spread']:.2g}", None, abs(loss['difference'])) if loss else '']
 
 def _claims_section(data):
-    rows = data['rows']
+    rows, out = asked_rows(data), figures(data)['left_out']
     columns = ['Claim', 'Claimed', 'Alone', 'On top of the rest', 'Verdict', 'Loss']
     marks = ['' if r['ratio'] or r['figure'] else 'stopped' for r in rows]
     words = ('Alone: the switch on the plain baseline (FP32, padded to the maximum, foreach AdamW, gradients zeroed), or the part of a run that the claim is about. On top: with everything else on, with it against without it; '
              'everything is eager there, since each row would be compiled anew. A factor above 1 is faster; in brackets its 99% interval. Loss: with minus without, on the same samples in the same order, without dropout. A column head sorts.')
-    return [_text(words), _table(columns, [_claim_cells(r) for r in rows], marks, mid=(0, 1, 2, 3), wide=(4,), pinned=True, sortable=True)]
+    asked = [_text(f'{len(out)} of {len(data["rows"])} claims were not asked for and are not shown.')] if out else []
+    return [_text(words), *asked, _table(columns, [_claim_cells(r) for r in rows], marks, mid=(0, 1, 2, 3), wide=(4,), pinned=True, sortable=True)]
 
 # %% ../nbs/05b_claims.ipynb #d24092d9
 def ledger_table(data: dict): # a pandas table
     "The claims of a ledger as a table, for a notebook"
     import pandas as pd
     show = lambda f: _times(f) if f else ''
-    return pd.DataFrame([dict(claim=r['claim'], claimed=r['claimed'], alone=show(r['ratio']) or r['figure'] or '', on_top=show((r['on_top'] or {}).get('ratio')), verdict=r['verdict'] or '', reason=r['reason'] or '') for r in data['rows']]).set_index('claim')
+    return pd.DataFrame([dict(claim=r['claim'], claimed=r['claimed'], alone=show(r['ratio']) or r['figure'] or '', on_top=show((r['on_top'] or {}).get('ratio')), verdict=r['verdict'] or '', reason=r['reason'] or '') for r in asked_rows(data)]).set_index('claim')
 
 def _beside_section(data):
     figure = claims_figure(dict(provenance=data['provenance'], rows=[r for r in data['rows'] if r['ratio'] and r.get('repeats', 0) >= ENOUGH]), 'factor over its baseline')
@@ -1393,7 +1411,7 @@ def _compile_section(data):
     return [_table(['Row', 'Factor', 'Seconds to compile', 'Paid back after steps'], cells, numbers=(1, 2, 3))]
 
 def _memory_section(data):
-    rows = [r for r in data['rows'] if r['kind'] in ('sizes', 'state', 'dora', 'margin') or 'kept_bytes' in (r['extra'] or {}) or (r.get('peak_bytes') and r['claim'] in ('bf16', 'no_checkpointing', 'checkpointing_memory'))]
+    rows = [r for r in asked_rows(data) if r['kind'] in ('sizes', 'state', 'dora', 'margin') or 'kept_bytes' in (r['extra'] or {}) or (r.get('peak_bytes') and r['claim'] in ('bf16', 'no_checkpointing', 'checkpointing_memory'))]
     def said(r):
         kept = (r['extra'] or {}).get('kept_bytes')
         words = [r['figure']] if r['figure'] else []
@@ -1458,13 +1476,14 @@ def _loss_section(data):
             _table(['Row', 'With', 'Without', 'Difference', 'Spread', 'Says'], cells, numbers=(1, 2, 3, 4), mid=(0,), wide=(5,))]
 
 def _study_section(data):
-    rows = [r for r in data['rows'] if r['scope'] == 'whole study']
+    rows = [r for r in asked_rows(data) if r['scope'] == 'whole study']
+    if not rows: return [_note('No row about a study was asked for.')]
     cells = [[(r['variant'], r['claim']), r['claimed'], _times(r['ratio']) if r['ratio'] else r['figure'] or r['reason'], (r['verdict'] or '', r['note'] or None)] for r in rows]
     return [_text('Epochs that the plain study spends until it has found a value as good as its best, over those of the strategy, in simulated studies; what follows from the table of the reports is counted, not run.'),
             _table(['Row', 'Claimed', 'Here', 'Verdict'], cells, mid=(0, 1, 2), wide=(3,))]
 
 def _reasons_section(data):
-    rows = [r for r in data['rows'] if not r['ratio'] and not r['figure']]
+    rows = [r for r in asked_rows(data) if not r['ratio'] and not r['figure']]
     return [_table(['Row', 'Why it has no figure here'], [[(r['variant'], r['claim']), r['reason'] or 'n/a'] for r in rows], mid=(0,), wide=(1,))] if rows else [_text('Every row has a figure.')]
 
 def ledger_page(

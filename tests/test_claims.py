@@ -286,6 +286,40 @@ def test_records_answer_a_row_that_was_not_measured(tmp_path):
     assert recorded('bf16', 'h100', tmp_path)['file'] == 'demo-ladder-h100.json', 'a broken file is passed by'
 
 
+def test_no_record_of_another_workload_answers_a_row(tmp_path):
+    "What was measured at the shape of w1 is no figure of w3, neither in a new ledger nor in one of an earlier version"
+    claim = all_claims()['zero_grad_none']
+    (tmp_path / 'w1-trainer-h100.json').write_text(json.dumps(dict(provenance=dict(workload='W1'), rows=[dict(variant='x', baseline='y', claim=claim.id, ratio=far(1.1, 1.2, 1.3))])))
+    row = dict(new_row(claim), reason='no budget')
+    assert with_record(row, claim, 'h100', tmp_path, 'w3')['ratio'] is None
+    taken = with_record(row, claim, 'h100', tmp_path, 'w1')
+    assert taken['source'] == 'recorded' and with_record(row, claim, 'h100', tmp_path, 'mine')['ratio'] == taken['ratio']
+    kept = lambda workload: next(r for r in read_ledger(ledger_of(tmp_path, workload, [taken]))['rows'] if r['claim'] == claim.id)
+    assert kept('w1')['source'] == 'recorded' and (kept('w3')['source'], kept('w3')['ratio'], kept('w3')['reason']) == (None, None, 'no budget')
+    measured = add_pass(taken, claim, 'alone', dict(ratios=[1.1] * 6), 1.)
+    assert measured['note'] == '', 'a row that was measured after all is no copy'
+
+
+def ledger_of(folder, workload, rows, left_out=()):
+    rows = {r['claim']: r for r in rows}
+    data = dict(kind=module.KIND, format=module.FORMAT, settings=dict(workload=workload, card='h100'), provenance=dict(card='h100'), ladder=None,
+                rows=[rows.get(i) or dict(new_row(c), reason='not asked for' if i in left_out else None) for i, c in all_claims().items()])
+    (folder / f'{workload}-claims-h100.json').write_text(json.dumps(data))
+    return folder / f'{workload}-claims-h100.json'
+
+
+def test_rows_that_were_not_asked_for_are_no_missing_results(tmp_path):
+    claim, rest = all_claims()['sdpa'], set(all_claims()) - {'sdpa', 'dora'}
+    path = ledger_of(tmp_path, 'w3', [add_pass(new_row(claim), claim, 'alone', dict(ratios=[1.4] * 6), 1.), dict(new_row(all_claims()['dora']), reason='out of memory')], rest)
+    data = read_ledger(path)
+    done, summary = figures(data), ledger_summary(data)
+    assert (done['figure'], done['reason'], set(done['left_out'])) == (['sdpa'], ['dora'], rest)
+    assert summary[1].startswith('Of 47 claims, 45 were not asked for; of the other 2, 1 have a figure here and 1 a reason why not') and len(summary) == 5
+    assert 'was not asked for' in summary[0] and len(module.ledger_table(data)) == 2
+    page = ledger_page(path).read_text('utf-8')
+    assert '45 of 47 claims were not asked for' in page and 'Hyperband' not in page and 'cannot be shown' not in page
+
+
 def test_agreement_of_two_ledgers():
     def ledger(*factors):
         data = fresh()

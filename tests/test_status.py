@@ -222,6 +222,13 @@ def test_a_part_of_a_step_a_copy_of_a_record_and_a_row_beside_are_no_gain_of_a_s
     assert (found.p50, found.files) == (2., ('r.json',))
 
 
+def test_a_row_that_is_set_against_something_else_is_no_gain_of_a_step():
+    "DoRA against LoRA, torch.compile in each trial, and torch's own flash kernel, which is not the package"
+    for claim, kind in (('dora', 'dora'), ('compile_in_hpo', 'derived'), ('flash_step', 'switch')):
+        assert gain_of(records(dict(claim=claim, kind=kind, variant='x', baseline='y', ratio_p50=.8)), claim, 'h100') is None
+    assert gain_of(records(dict(claim='flash_step', variant='flash, whole step, 512', baseline='math', ratio_p50=1.1)), 'flash_step', 'h100').p50 == 1.1
+
+
 def test_the_fast_engine_is_told_by_its_row_of_a_ladder():
     rows = records(dict(claim='cuda_graphs', variant='CUDA graphs', ratio_p50=6.9), dict(claim=None, variant='+ fast engine: layers, graphs', ratio_before_p50=3.3, ratio_before_low=2.6, ratio_before_high=3.9))
     found = status(hardware=hardware_with(known_gpu('H100')), records=rows)
