@@ -272,7 +272,8 @@ TABLE = dict( # kind: (curves, trials)
     synthetic=(lambda seed: SyntheticCurves(), 400), noisy=(lambda seed: SyntheticCurves(**NOISY), 400),
     small_12=(lambda seed: SyntheticCurves(name='small_12'), 12), small_20=(lambda seed: SyntheticCurves(name='small_20'), 20), small_40=(lambda seed: SyntheticCurves(name='small_40'), 40),
     small_120=(lambda seed: SyntheticCurves(name='small_120'), 120), small_200=(lambda seed: SyntheticCurves(name='small_200'), 200),
-    short_40=(lambda seed: SyntheticCurves(name='short_40', folds=3, epochs=10), 40))
+    short_40=(lambda seed: SyntheticCurves(name='short_40', folds=3, epochs=10), 40),
+    **{f'three_{n}': (lambda seed: SyntheticCurves(name='three', folds=3), n) for n in (60, 100, 200)}, **{f'three_noisy_{n}': (lambda seed: SyntheticCurves(**NOISY | dict(name='three_noisy', folds=3)), n) for n in (60, 100, 200)})
 BUDGETS = (10_000, 20_000, 30_000)
 VARIANTS = {name: kind() for name, kind in STRATEGIES.items()} | dict(reports_5=Reports(patience=5), reports_20=Reports(patience=20)) # the reports do not say how patient
 

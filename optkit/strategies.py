@@ -187,30 +187,36 @@ def local_prediction(
 
 # %% ../nbs/03c_strategies.ipynb #a15af6e5
 def epoch_verdict(
-    values: Sequence[float], # of the first fold so far, higher is better
+    values: Sequence[float], # of this fold so far, higher is better
     finishers: Sequence[np.ndarray], # best so far by epoch, of trials that finished the first fold
     table: np.ndarray, # scores of complete trials, [trials, folds]
-    risk: float = .1, top: int = 7, least_sigma: float = .001 # as in `fold_verdict`
+    risk: float = .1, top: int = 7, least_sigma: float = .001, # as in `fold_verdict`
+    scores: Sequence[float] = () # of the folds before this one, in order
 ) -> Verdict:
-    "Whether a trial can still reach the best complete ones, by the start of its first fold"
-    n, own = len(values), np.array(progress_features(np.maximum.accumulate(values)))
+    "Whether a trial can still reach the best complete ones, by the folds it finished and the start of this one"
+    n, k, own = len(values), len(scores), np.array(progress_features(np.maximum.accumulate(values)))
     x, y = np.array([progress_features(f[:n]) for f in finishers]), np.array([f[-1] for f in finishers])
-    mean, sd, freedom = local_prediction(x, y, own)
     best, folds = best_rows(table, top), table.shape[1]
     target, sigma = best.mean(0), max(sigma_of_good(table)[0], least_sigma) if folds > 1 else 0.
-    spread = math.sqrt(sd ** 2 + sigma ** 2 * (1 + 1 / len(best)) * (folds - 1) / folds)
-    chance = float(stdtr(freedom, (mean - target[0]) / max(spread, 1e-12)))
-    said = f'after {n} epochs the first fold should end at {mean:.4f} ± {spread:.4f}, the best {len(best)} have {target[0]:.4f}: a chance of {chance:.1%} to reach them; limit {risk:.0%}'
-    return Verdict(chance < risk, said, float(target.mean() - (target[0] - mean)))
+    easier = target[k] - target[0] # this fold than the first, which the regression knows
+    mean, sd, freedom = local_prediction(x, y, own - [easier, 0.])
+    mean += easier
+    behind = float(np.mean([*(target[:k] - np.asarray(scores)), target[k] - mean]))
+    spread = math.sqrt((sd / (k + 1)) ** 2 + sigma ** 2 * (1 + 1 / len(best)) * (folds - k - 1) / (folds * (k + 1)))
+    chance = float(stdtr(freedom, -behind / max(spread, 1e-12)))
+    whole = f' and {behind:+.4f} behind over {k + 1}' if k else ''
+    said = f'after {n} epochs fold {k + 1} of {folds} should end at {mean:.4f}, the best {len(best)} have {target[k]:.4f}{whole}; give or take {spread:.4f} a chance of {chance:.1%} to reach them; limit {risk:.0%}'
+    return Verdict(chance < risk, said, float(target.mean()) - behind)
 
 # %% ../nbs/03c_strategies.ipynb #29aed5ef
 @dataclass(frozen=True, repr=False)
 class Racing(Strategy):
-    "Stops what can no longer reach the mean of the best complete trials, within the first fold and between folds"
+    "Stops what can no longer reach the mean of the best complete trials, within folds and between them. Few trials with few folds: 60 to 119 of up to three"
     risk: float | None = None # chance that a trial stopped at the limit would have reached the target; None: .1, .2 with up to three folds; .05 for fewer than 60 trials
-    top: int = 7 # complete trials that make the target
+    top: int | None = None # complete trials that make the target; None: 7, 4 where few trials have few folds
     checkpoints: tuple[float, ...] = (.09, .18, .36) # shares of the first fold's epochs at which a trial is looked at; () : only between folds
-    first: int | None = None # the first trials finish their first fold; None: a third of the study, between 3 and 20
+    later: tuple[float, ...] | None = None # those of the folds after it; None: (), (.18, .36, .6) where few trials have few folds
+    first: int | None = None # the first trials finish their first fold; None: a third of the study, a fifth where few trials have few folds, between 3 and 20
     share: float = .05 # of the later trials that do so too
     comparators: int | None = None # finishers before a verdict within the fold; None: three quarters of `first`, between 8 and 15
     least_complete: int | None = None # complete trials before any verdict; None: half of `first`, between 3 and 5
@@ -223,17 +229,18 @@ class Racing(Strategy):
 
     def __post_init__(self):
         if self.risk is not None and not 0 < self.risk < .5: raise InputError(f'risk is {self.risk}, expected more than 0 and less than 0.5')
-        if not all(0 < c < 1 for c in self.checkpoints): raise InputError(f'checkpoints are {self.checkpoints}, expected shares between 0 and 1')
+        for name in ('checkpoints', 'later'):
+            if not all(0 < c < 1 for c in getattr(self, name) or ()): raise InputError(f'{name} is {getattr(self, name)}, expected shares between 0 and 1')
         for name, low in (('top', 1), ('least_complete', 2), ('first', 0), ('cap', 1)):
             if (value := getattr(self, name)) is not None and not value >= low: raise InputError(f'{name} is {value}, expected at least {low}')
 
     def sized(self, shape: Shape) -> 'Racing': # with no None left
         "The counts for a study of this size"
         n = 60 if shape.trials is None else shape.trials
-        first = max(3, min(20, n // 3)) if self.first is None else self.first
-        default = lambda value, found: found if value is None else value
-        return copy_with(self, risk=default(self.risk, .05 if n < 60 else .2 if shape.folds <= 3 else .1), first=first, comparators=default(self.comparators, max(8, min(15, first * 3 // 4))),
-                         least_complete=default(self.least_complete, max(3, min(5, first // 2))))
+        default, few = lambda value, found: found if value is None else value, shape.folds <= 3 and 60 <= n < 120
+        first = default(self.first, max(3, min(20, n // (5 if few else 3))))
+        return copy_with(self, risk=default(self.risk, .05 if n < 60 else .2 if shape.folds <= 3 else .1), top=default(self.top, 4 if few else 7), later=default(self.later, (.18, .36, .6) if few else ()), first=first,
+                         comparators=default(self.comparators, max(8, min(15, first * 3 // 4))), least_complete=default(self.least_complete, max(3, min(5, first // 2))))
 
 def copy_with(value, **changes):
     "A frozen dataclass with other values, unchecked"
@@ -249,8 +256,8 @@ def exempt(self: Racing, number: int, shape: Shape) -> bool:
 
 @patch
 def asks(self: Racing, fold, epoch, shape):
-    if fold or not shape.epochs or epoch >= shape.epochs: return False
-    return any(epoch == max(1, math.ceil(c * shape.epochs)) for c in self.checkpoints)
+    if not shape.epochs or epoch >= shape.epochs: return False
+    return any(epoch == max(1, math.ceil(c * shape.epochs)) for c in (self.sized(shape).later if fold else self.checkpoints))
 
 @patch
 def limit(self: Racing, course, shape):
@@ -261,16 +268,16 @@ def limit(self: Racing, course, shape):
 @patch
 def within(self: Racing, course, history, shape, asked=None):
     sized = self.sized(shape)
-    if not course.comparable: return Verdict(False, 'the number of epochs is searched, so the first fold is not compared before its end')
-    if self.exempt(course.number, shape): return Verdict(False, 'this trial finishes its first fold, so that later ones can be compared with it')
+    if not course.comparable: return Verdict(False, 'the number of epochs is searched, so no fold is compared before its end')
+    if not course.done and self.exempt(course.number, shape): return Verdict(False, 'this trial finishes its first fold, so that later ones can be compared with it')
     if len(history.finishers) < sized.comparators or len(history.complete) < sized.least_complete: return _few(history, sized)
-    return epoch_verdict(course.curves[0], history.finishers[-self.recent:], history.table, sized.risk, self.top, self.least_sigma)
+    return epoch_verdict(course.curves[-1], history.finishers[-self.recent:], history.table, sized.risk, sized.top, self.least_sigma, course.scores)
 
 @patch
 def between(self: Racing, course, history, shape, asked=None):
     sized = self.sized(shape)
     if len(history.complete) < sized.least_complete: return _few(history, sized)
-    return fold_verdict(course.scores, history.table, sized.risk, self.top, self.least_sigma, self.recent)
+    return fold_verdict(course.scores, history.table, sized.risk, sized.top, self.least_sigma, self.recent)
 
 def _few(history, sized):
     return Verdict(False, f'{len(history.complete)} complete trials and {len(history.finishers)} first folds, a verdict needs {sized.least_complete} and, within a fold, {sized.comparators}')
