@@ -455,6 +455,12 @@ def parse(argv=None):
     return a
 
 
+def with_simulated(record_, found_, command):
+    "The record with these rows; rows of studies of another size stay, each with its own command and commit"
+    said = dict(by=command, commit=provenance(detect(), command)['commit'])
+    return {k: v for k, v in record_.items() if k != 'simulated_by'} | dict(simulated=[r for r in record_.get('simulated', []) if r['trials'] != found_[0]['trials']] + [r | said for r in found_])
+
+
 def main(argv=None):
     global BEGAN
     BEGAN = psutil.Process().create_time() if argv is None else time.time()
@@ -465,7 +471,7 @@ def main(argv=None):
     data = read_json(a.simulate)
     found_ = simulate_all(data, a.simulated_trials, a.simulated_seeds, a.strategies)
     show(found_)
-    if a.into: write_json(a.into, read_json(a.into) | dict(simulated=found_, simulated_by=f'python bench/study.py --simulate {a.simulate} --simulated-trials {a.simulated_trials} --simulated-seeds {a.simulated_seeds}'))
+    if a.into: write_json(a.into, with_simulated(read_json(a.into), found_, f'python bench/study.py --simulate {a.simulate} --simulated-trials {a.simulated_trials} --simulated-seeds {a.simulated_seeds}'))
     return found_
 
 

@@ -131,7 +131,9 @@ def test_studies_from_recorded_curves(tmp_path):
     write = lambda name, data: study.write_json(tmp_path / name, data)
     study.main(['--simulate', str(write('c.json', table)), '--into', str(write('r.json', dict(rows=[1]))), '--simulated-trials', '10', '--simulated-seeds', '1', '--strategies', 'none'])
     both = read_json(tmp_path / 'r.json')
-    assert both['rows'] == [1] and both['simulated'][0]['trials'] == 10 and '--simulated-seeds 1' in both['simulated_by']
+    assert both['rows'] == [1] and both['simulated'][0]['trials'] == 10 and '--simulated-seeds 1' in both['simulated'][0]['by']
+    study.main(['--simulate', str(tmp_path / 'c.json'), '--into', str(tmp_path / 'r.json'), '--simulated-trials', '12', '--simulated-seeds', '1', '--strategies', 'none'])
+    assert [r['trials'] for r in read_json(tmp_path / 'r.json')['simulated']] == [10, 12]  # studies of another size stay
     table['rows'] = table['rows'][:1]
     with pytest.raises(InputError, match='at least 2'): study.simulate_all(table, 5, 1, ('none',))
 
