@@ -45,6 +45,7 @@ class Gain:
     def sure(self) -> bool: return self.low > 1 # faster in each of them
     def __repr__(self): return f'{self.p50:.2f} ({self.low:.2f} to {self.high:.2f}) {"in" if self.where == "this run" else "on"} {self.where}' + (f', {len(self.files)} records' + (f" of {', '.join(self.workloads)}" if len(self.workloads) > 1 else '') if len(self.files) > 1 else '')
 
+# %% ../nbs/05c_status.ipynb #d41c7a95
 PARTS = ('products', 'attention', 'native', 'update', 'copy') # kinds of rows of a ledger that time a part of a step
 OTHER_BASELINE = ('dora', 'derived') # those that are no gain over the step without it
 

@@ -20,6 +20,7 @@ from optkit.trainer import CLAIM_SWITCHES, TrainConfig
 
 torch.set_num_threads(1)
 CPU, H100, T4 = hardware_with(None), hardware_with(known_gpu('H100 SXM')), hardware_with(known_gpu('T4'))
+NO_BF16 = replace(CPU, cpu=replace(CPU.cpu, flags=frozenset()))
 far = lambda low, p50, high: dict(p50=p50, low=low, high=high)
 
 
@@ -242,7 +243,7 @@ def test_the_two_sides_of_a_switch_differ_in_it_alone(tiny):
 
 def test_two_sides_that_are_the_same_on_a_workload_are_not_timed(tiny, monkeypatch):
     "One rule for all switches: the settings differ, what they come to here does not"
-    known, base, tiny.hardware = all_claims(), tiny.plain, CPU
+    known, base, tiny.hardware = all_claims(), tiny.plain, NO_BF16
     same = lambda **changes: same_sides(tiny, base, replace(base, **changes))
     for i in (i for i, c in known.items() if c.kind == 'switch' and not problem(c, tiny.hardware)):
         assert bool(same_sides(tiny, *switch_sides(tiny, known[i]))) == (i == 'sdpa_step'), i
@@ -258,10 +259,10 @@ def test_two_sides_that_are_the_same_on_a_workload_are_not_timed(tiny, monkeypat
 
 def test_rows_of_one_length_have_nothing_to_sort():
     rows = made_up_store(32, 300, 16, sigma=0., shortest=16, longest=16)
-    found = bench_of(example_model(), rows, CPU, 8)
+    found = bench_of(example_model(), rows, NO_BF16, 8)
     same = lambda **changes: same_sides(found, found.plain, replace(found.plain, **changes))
     assert all('same micro-batches' in same(layout=l) for l in ('padded', 'sorted')) and not same(layout='packed')
-    assert 'in bf16 already' in same_sides(bench_of(example_model().bfloat16(), rows, CPU, 8), found.plain, replace(found.plain, precision=None, weights='bf16'))
+    assert 'in bf16 already' in same_sides(bench_of(example_model().bfloat16(), rows, NO_BF16, 8), found.plain, replace(found.plain, precision=None, weights='bf16'))
 
 
 def test_optimize_does_not_measure_what_the_model_has(store):
