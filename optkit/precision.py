@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FORMATS', 'CPU_BF16', 'FP8_WIDTH', 'BACKENDS', 'CHANNELS_LAST', 'choose_format', 'choose_tf32', 'choose_scaler',
            'choose_weights', 'fp8_fits', 'choose_fp8', 'sdpa_obstacles', 'choose_sdpa', 'sdpa_taken', 'attention_ran',
-           'import_problem', 'choose_attention', 'model_facts', 'choose_cudnn_benchmark', 'choose_deterministic',
-           'cudnn_set', 'Precision', 'choose_precision']
+           'import_problem', 'choose_attention', 'model_facts', 'held_format', 'choose_cudnn_benchmark',
+           'choose_deterministic', 'cudnn_set', 'Precision', 'choose_precision']
 
 # %% ../nbs/01_precision.ipynb #f41f4f0c
 import importlib, os
@@ -118,7 +118,7 @@ BACKENDS = {'flash': SDPBackend.FLASH_ATTENTION, 'efficient': SDPBackend.EFFICIE
             'cudnn': SDPBackend.CUDNN_ATTENTION, 'math': SDPBackend.MATH}
 
 
-def sdpa_obstacles(hw, compute,      # the format of products
+def sdpa_obstacles(hw, compute,      # the format that attention sees
                    mask=False,       # calls bring a mask or bias, as padding makes one
                    dropout=0.,       # of the attention weights
                    head_size=64):
@@ -131,13 +131,13 @@ def sdpa_obstacles(hw, compute,      # the format of products
     flash = ('takes 16 bits only' if small else f'needs capability 8.0, this is {_called(hw.gpu)}' if capability < (8, 0) else 'takes no mask' if mask else
              'takes heads of at most 256' if wide else f'has no backward for heads of {head_size}{" with dropout" if head_size > 224 else ""} on {_called(hw.gpu)}' if narrow else '')
     step = 4 if small else 8
-    efficient = 'needs capability 5.0' if capability < (5, 0) else f'needs heads of a multiple of {step}' if head_size % step else ''
+    efficient = 'needs capability 5.0' if capability < (5, 0) else 'takes bf16 from capability 8.0 on' if compute == 'bf16' and capability < (8, 0) else f'needs heads of a multiple of {step}' if head_size % step else ''
     cudnn = ('takes 16 bits only' if small else f'needs capability 8.0, this is {_called(hw.gpu)}' if capability < (8, 0) else
              'takes heads of a multiple of 8, at most 128' if head_size % 8 or head_size > 128 else '')
     return dict(flash=flash, efficient=efficient, cudnn=cudnn, math='')
 
 
-def choose_sdpa(hw, compute,          # the format that was chosen
+def choose_sdpa(hw, compute,          # the format that attention sees: that of products, or of the weights where nothing is cast
                 fixed_shapes=False,   # few different batch shapes in the whole run
                 **calls):             # mask, dropout, head_size: as `sdpa_obstacles` takes them
     "The attention backends of torch in the order to try them"
@@ -204,6 +204,14 @@ def model_facts(model):
                 dropout=float(ask('attention_probs_dropout_prob', 'attention_dropout', 'attn_pdrop') or 0.))
 
 
+def held_format(model):  # 'bf16', 'fp16' or 'fp32'
+    "The format of most of a model's weights, as they are: what its products see where nothing is cast"
+    counts = Counter()
+    for p in model.parameters(): counts[p.dtype] += p.numel()
+    known = {name: counts[dtype] for name, dtype in FORMATS.items() if counts[dtype]}
+    return max(known, key=known.get, default='fp32')
+
+
 def choose_cudnn_benchmark(convolutions=0,       # layers of the model
                            deterministic=False): # the same bits each time were asked for
     "Whether cuDNN tries its algorithms"
@@ -255,9 +263,15 @@ class Precision:
     cudnn_benchmark: Choice = choose_cudnn_benchmark()
     deterministic: Choice = choose_deterministic()
     channels_last: Choice = CHANNELS_LAST
+    held: str = 'fp32' # format of the weights before they are prepared
 
     @property
     def dtype(self): return FORMATS[self.compute.value]
+
+    @property
+    def seen(self): # FP32 casts nothing: a model that was loaded in 16 bits then multiplies in them all the same
+        "The format that products and attention see"
+        return self.held if self.compute.value == 'fp32' else self.compute.value
 
     @contextmanager
     def applied(self):
@@ -310,11 +324,12 @@ def choose_precision(hw,                   # a `Hardware`
                      compiled=False,       # the model will run through torch.compile, without which fp8 loses
                      deterministic=False,  # the same bits each time, slower
                      model=None,           # to look at its layers and heads
-                     mask=False):          # attention gets a mask, as padding makes one
+                     mask=False,           # attention gets a mask, as padding makes one
+                     held=None):           # format of the weights as they are; None: that of `model`, else FP32
     "How to compute on `hw`; a pure function, `ValueError` for what the machine cannot do"
-    compute = choose_format(hw, prefer)
+    compute, held = choose_format(hw, prefer), held or ('fp32' if model is None else held_format(model))
     facts = dict(widths=(), convolutions=0, head_size=64, dropout=0.) if model is None else model_facts(model)
     return Precision(compute, choose_tf32(hw, compute.value, tf32), choose_scaler(compute.value),
-                     choose_sdpa(hw, compute.value, fixed_shapes, mask=mask, dropout=facts['dropout'], head_size=facts['head_size']), hw.device,
+                     choose_sdpa(hw, held if compute.value == 'fp32' else compute.value, fixed_shapes, mask=mask, dropout=facts['dropout'], head_size=facts['head_size']), hw.device,
                      choose_weights(compute.value, weights), choose_fp8(hw, facts['widths'], fp8, import_problem('torchao') if fp8 else '', compiled),
-                     choose_cudnn_benchmark(facts['convolutions'], deterministic), choose_deterministic(deterministic))
+                     choose_cudnn_benchmark(facts['convolutions'], deterministic), choose_deterministic(deterministic), held=held)

@@ -35,7 +35,7 @@ from .fast import FastEngine
 from .hardware import Choice
 from .hf import left_out, rows_of, settings_of, store_of
 from .metrics import ALL_METRICS, METRICS, TASK_METRICS, check_metric, score, signed
-from .precision import choose_attention, choose_precision
+from .precision import choose_attention, choose_precision, held_format
 from .progress import Beside, Meter, Progress
 from .timing import write_json
 
@@ -286,12 +286,12 @@ def make_engine(
     if stuck := [n for n, p in model.named_parameters() if p.requires_grad and (not p.is_floating_point() or type(p.data) is not torch.Tensor)]:
         raise InputError(f'{stuck[0]} is quantised and cannot train; load the model with that layer left out (modules_to_not_convert, llm_int8_skip_modules)')
     precision = choose_precision(hardware, prefer=config.precision, tf32=config.tf32, weights=config.weights, fp8=config.fp8, compiled=bool(config.compile), deterministic=config.deterministic,
-                                 model=model if config.fp8 or config.cudnn_benchmark else None)
+                                 model=model if config.fp8 or config.cudnn_benchmark else None, held=held_format(model))
     if config.cudnn_benchmark is not None: precision = replace(precision, cudnn_benchmark=Choice(config.cudnn_benchmark, 'asked for'))
     kind = partial(FastEngine, at_once=config.physical_batch or 64, graphs=config.graphs) if config.fast else partial(Engine, compile=config.compile)
     engine = kind(model, precision, fused=config.fused, zero_grad_none=config.zero_grad_none, max_grad_norm=config.max_grad_norm,
                   label_smoothing=config.label_smoothing, optimizer=config.optimizer, checkpointing=config.checkpointing, ema=config.ema, **kwargs)
-    engine.peak = (hardware.gpu.peak or {}).get(precision.compute.value) if hardware.gpu and hardware.device == 'cuda' else None # FLOP/s, for MFU
+    engine.peak = (hardware.gpu.peak or {}).get(precision.seen) if hardware.gpu and hardware.device == 'cuda' else None # FLOP/s, for MFU
     return engine
 
 # %% ../nbs/03_trainer.ipynb #83aca7d9

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from optkit import claims as module
-from optkit.claims import (EXPERIMENTS, TOP, VERDICTS, LostDevice, TimeOver, Work, add_pass, attempt, agreement, all_claims, bench, bench_of, best_order, break_even, check_same_run, choose_setting, claim_verdict, deadline, epochs_to_reach, expected_cost,
+from optkit.claims import (EXPERIMENTS, TOP, VERDICTS, LostDevice, TimeOver, Work, add_pass, attempt, agreement, all_claims, bench, bench_of, best_order, break_even, check_same_run, choose_setting, claim_verdict, deadline, epochs_to_reach, expected_cost, judged_count, same_sides, withdraw,
                            figures, hours_with_compile, judge, ledger_page, ledger_path, loss_verdict, made_up_store, new_row, next_work, one_verdict, optimize, problem, read_ledger, recorded, reserve_of, run_plan, settle, share_of,
                            size_step, step_flops, ledger_summary, switch_sides, timed_sides, training_bytes, with_record, workload_problem)
 from optkit.data import InputError, example_table, tokenise, word_tokenizer
@@ -20,6 +20,7 @@ from optkit.trainer import CLAIM_SWITCHES, TrainConfig
 
 torch.set_num_threads(1)
 CPU, H100, T4 = hardware_with(None), hardware_with(known_gpu('H100 SXM')), hardware_with(known_gpu('T4'))
+NO_BF16 = replace(CPU, cpu=replace(CPU.cpu, flags=frozenset()))
 far = lambda low, p50, high: dict(p50=p50, low=low, high=high)
 
 
@@ -70,7 +71,7 @@ def test_statements_about_sizes_are_judged_by_those_sizes():
 @pytest.mark.parametrize('interval, low, high, said', [
     ((1.2, 1.25, 1.3), 1.1, 1.4, 'holds'), ((1.02, 1.1, 1.12), 1.1, 1.4, 'holds'), ((1.5, 1.6, 1.7), 1.1, 1.4, 'holds'), ((1.02, 1.03, 1.05), 1.1, 1.4, 'smaller'), ((.99, 1., 1.01), 1.1, 1.4, 'none'),
     ((.9, .95, .99), 1.1, 1.4, 'harmful'), ((.9, 1.1, 1.3), 1.1, 1.4, 'undecided'), ((1.33, 1.36, 1.37), 1.4, 1.4, 'holds'), ((1.2, 1.25, 1.3), 1.4, 1.4, 'smaller'),
-    ((.995, 1., 1.01), 1., 1.05, 'holds'), ((.8, .85, .9), 1., 1.05, 'harmful'), ((.8, 1., 1.2), 1., 1.05, 'undecided'), ((.99, 1., 1.01), 1., None, 'none'), ((1.1, 1.2, 1.3), 1., None, 'holds'),
+    ((.995, 1., 1.01), 1., 1.05, 'holds'), ((.946, .979, .993), 1., 1.05, 'harmful'), ((.997, .998, .9999), 1., 1.05, 'harmful'), ((.985, .99, 1.), 1., 1.05, 'holds'), ((.96, .97, .985), 1.02, 1.02, 'harmful'), ((.99, 1., 1.01), 1.02, 1.02, 'undecided'), ((.96, .97, .98), .95, 1.05, 'holds'), ((.8, .85, .9), 1., 1.05, 'harmful'), ((.8, 1., 1.2), 1., 1.05, 'undecided'), ((.99, 1., 1.01), 1., None, 'none'), ((1.1, 1.2, 1.3), 1., None, 'holds'),
     ((.75, .8, .85), .7, .9, 'holds'), ((.5, .55, .6), .7, .9, 'harmful'), ((.93, .95, .97), .7, .9, 'smaller'), ((.99, 1., 1.01), .7, .9, 'none'), ((.8, .95, 1.1), .7, .9, 'undecided'), ((1.1, 1.2, 1.3), .7, .9, 'none')])
 def test_verdicts(interval, low, high, said):
     found = claim_verdict(far(*interval), low, high)
@@ -238,6 +239,101 @@ def test_the_two_sides_of_a_switch_differ_in_it_alone(tiny):
             differ = {k for k, v in vars(without).items() if vars(with_)[k] != v}
             assert differ if i not in ('sdpa_step',) else True, i
             if not i.startswith('all_'): assert len(differ) == 1, (i, differ)
+
+
+def test_two_sides_that_are_the_same_on_a_workload_are_not_timed(tiny, monkeypatch):
+    "One rule for all switches: the settings differ, what they come to here does not"
+    known, base, tiny.hardware = all_claims(), tiny.plain, NO_BF16
+    same = lambda **changes: same_sides(tiny, base, replace(base, **changes))
+    for i in (i for i, c in known.items() if c.kind == 'switch' and not problem(c, tiny.hardware)):
+        assert bool(same_sides(tiny, *switch_sides(tiny, known[i]))) == (i == 'sdpa_step'), i
+    assert same(attention='sdpa') == 'the model has SDPA already' and not same(attention='eager') and not same(attention='sdpa', fused=True)
+    assert 'by itself' in same_sides(tiny, replace(base, precision=None), base) and not same(precision='bf16') and 'same settings' in same()
+    assert 'same micro-batches' in same(physical_batch=8) and not same(physical_batch=4) and not same(layout='packed') and not same(layout='padded')
+    monkeypatch.setattr(module, 'timed', lambda *a, **k: pytest.fail('it was timed'))
+    data = fresh()
+    assert attempt(tiny, Work('sdpa_step', 'alone', 1.), data, 1.) == 'not applicable: the model has SDPA already' and not any(r['passes'] for r in data['rows'])
+    tiny.model.set_attn_implementation('eager')
+    assert not same(attention='sdpa'), 'a model that was loaded with plain attention has something to gain'
+
+
+def test_rows_of_one_length_have_nothing_to_sort():
+    rows = made_up_store(32, 300, 16, sigma=0., shortest=16, longest=16)
+    found = bench_of(example_model(), rows, NO_BF16, 8)
+    same = lambda **changes: same_sides(found, found.plain, replace(found.plain, **changes))
+    assert all('same micro-batches' in same(layout=l) for l in ('padded', 'sorted')) and not same(layout='packed')
+    assert 'in bf16 already' in same_sides(bench_of(example_model().bfloat16(), rows, NO_BF16, 8), found.plain, replace(found.plain, precision=None, weights='bf16'))
+
+
+def test_optimize_does_not_measure_what_the_model_has(store):
+    found = optimize(example_model(), store, detect(), TrainConfig(effective_batch=8), budget=1., records={})
+    assert found.attention is None and 'nothing to measure (the model has SDPA already)' in found.reasons['attention'].reason and found.reasons['attention'].source == 'default'
+
+
+def test_flash_is_timed_only_where_it_runs(tiny, store):
+    "Both attention rows start from everything on, whose products are in 16 bits on a GPU"
+    claim = all_claims()['flash_step']
+    for i in ('flash_step', 'sdpa_step', 'no_checkpointing'):
+        assert replace(switch_sides(tiny, all_claims()[i])[0], attention=None, checkpointing='off') == tiny.all_on() and i not in TOP
+    tiny.hardware = hardware_with(known_gpu('H200'))
+    assert [c.precision for c in switch_sides(tiny, claim)] == ['bf16', 'bf16']
+    dropping = settle(bench_of(example_model(dropout=.1), store, detect(), 8, loss_steps=2))
+    data = fresh()
+    assert attempt(dropping, Work('flash_step', 'alone', 1.), data, .1) == 'not applicable: math attention of torch runs in a step here, not flash (which takes 16 bits and no mask on a GPU, no dropout on a CPU)'
+    assert dropping.model.config._attn_implementation == 'sdpa'
+    still = settle(bench_of(example_model(dropout=0.), store, detect(), 8, loss_steps=2))
+    assert module._no_flash(still, switch_sides(still, claim)[1]) == '' and 'no attention of torch' in module._no_flash(still, switch_sides(still, claim)[0])
+
+
+def test_loader_workers_are_judged_at_the_count_of_the_claim(tiny, monkeypatch):
+    "Not at the best of several, which noise picks"
+    assert [judged_count(c) for c in ([0, 1], [0, 1, 2, 4], [0, 1, 2, 4, 8], [0, 1, 2, 4, 8, 16])] == [1, 4, 8, 8]
+    from optkit.timing import Ratio
+    from types import SimpleNamespace
+    counts = [0, 1, 2, 4, 8, 16]
+    fast = {n: 1. if n == 8 else .5 for n in counts} # 8 is the slowest
+    found = SimpleNamespace(ratio=lambda name, base=None: Ratio(1., .9, 1.1), seconds={f'{n} workers': np.full(6, fast[n]) for n in counts}, warm_up=1, disturbed=[], peak_bytes={})
+    monkeypatch.setattr(module, '_epochs', lambda *a: found)
+    tiny.hardware = replace(tiny.hardware, cpu=replace(tiny.hardware.cpu, usable=16))
+    done = module.try_epoch(tiny, all_claims()['num_workers'], 1.)
+    assert done['variant'] == '8 workers' and done['ratios'] == [.5] * 6 and len(done['extra']['curve']) == 6 and done['note'].startswith('8 workers, which the claim names')
+
+
+def test_margins_that_come_to_the_same_rows_are_not_compared(tiny, monkeypatch):
+    tiny.cache['largest'] = 10
+    monkeypatch.setattr(torch.cuda, 'mem_get_info', lambda: (1, 1))
+    with pytest.raises(InputError, match='not applicable: 10 rows of .* both margins are 9'): module.try_margin(tiny, all_claims()['safety_margin'], 1.)
+
+
+def test_rows_with_sizes_of_their_own_say_so(tiny):
+    for i in ('sdpa', 'flash_attention', 'bf16_native'): assert EXPERIMENTS[all_claims()[i].kind](tiny, all_claims()[i], .05)['note'].endswith(module.FIXED)
+
+
+def test_a_row_that_was_withdrawn_counts_nowhere_and_is_measured_again(tiny, faked, tmp_path):
+    claim = all_claims()['sdpa_step']
+    row = withdraw(add_pass(new_row(claim), claim, 'alone', dict(ratios=[.98] * 6, variant='with', baseline='without'), 1.), claim, 'both sides were the same')
+    assert (row['ratio'], row['verdict'], row['source'], row['passes'], row['rounds'], row['reason']) == (None, None, None, {}, {}, 'withdrawn: both sides were the same') and row['withdrawn']['ratio']['p50'] == .98
+    path = ledger_of(tmp_path, 'w2', [row], set(all_claims()) - {claim.id})
+    data = read_ledger(path)
+    assert (figures(data)['figure'], figures(data)['reason']) == ([], [claim.id]) and 'a factor: none' in ledger_summary(data)[1] and claim.id not in module.recorded_factors('h100', tmp_path)
+    assert 'both sides were the same' in ledger_page(path).read_text('utf-8')
+    from optkit.status import gain_of
+    from optkit.views import claims_view
+    assert gain_of(load_records(path), claim.id, 'h100') is None and claim.id not in {*claims_view(tmp_path).state.claim}
+    kept = run_plan(tiny, dict(data), 50., lambda now: None, only={'bf16'}, **faked)
+    assert next(r for r in kept['rows'] if r['claim'] == claim.id)['reason'] == row['reason'], 'a start that asks for other rows leaves it'
+    again = next(r for r in run_plan(tiny, dict(data), 50., lambda now: None, only={claim.id}, **faked)['rows'] if r['claim'] == claim.id)
+    assert again['ratio'] and again['reason'] is None and again['passes'] == dict(alone=1) and len(again['rounds']['alone']) == 6
+
+
+def test_the_committed_ledgers_hold_no_row_that_measured_something_else():
+    folder = module.results_folder()
+    rows = lambda name: {r['claim']: r for r in read_ledger(folder / f'{name}-claims-h200.json')['rows']}
+    for row in (rows('w2')['sdpa_step'], rows('w3')['flash_step']): assert row['passes'] or row['ratio'] is None is row['verdict'] and row['reason'].startswith(('withdrawn', 'not applicable'))
+    for name in ('w1-claims-h200', 'w1-claims-h200-again'):
+        row = next(r for r in read_ledger(folder / f'{name}.json')['rows'] if r['claim'] == 'num_workers')
+        assert row['against'] == '8 workers' and row['ratio'] == next(p[2] for p in row['extra']['curve'] if p[0] == 8) and row['verdict'] == one_verdict(judge(all_claims()['num_workers'], row['ratio']))
+    for name, i in (('w2', 'sdpa'), ('w3', 'flash_attention'), ('w3', 'bf16_native')): assert rows(name)[i]['note'].endswith(module.FIXED)
 
 
 def test_a_round_holds_the_same_steps_as_every_other_where_steps_are_short(tiny, monkeypatch):

@@ -6,7 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from optkit.hardware import GPU, gpu_table, hardware_with, known_gpu
-from optkit.precision import (BACKENDS, attention_ran, choose_attention, choose_fp8, choose_precision, choose_sdpa, import_problem, model_facts, sdpa_obstacles, sdpa_taken,
+from optkit.precision import (BACKENDS, attention_ran, choose_attention, choose_fp8, choose_precision, choose_sdpa, held_format, import_problem, model_facts, sdpa_obstacles, sdpa_taken,
                               tf32_set)
 
 EXPECTED = {'RTX 3090': 'bf16', 'RTX 3090 Ti': 'bf16', 'RTX 4070': 'bf16', 'RTX 4090': 'bf16', 'RTX 5070': 'bf16', 'RTX 5090': 'bf16', 'A10': 'bf16', 'A100 PCIe 40GB': 'bf16',
@@ -231,6 +231,20 @@ def test_attention_by_shape_mask_dropout_and_card(card, compute, calls, first):
     assert chosen.value[0] == first and chosen.value[-1] == 'math' and obstacles['math'] == ''
     assert all(not obstacles[b] for b in chosen.value)
     assert all(obstacles[b] in chosen.reason for b in ('flash', 'efficient') if b not in chosen.value)
+
+
+def test_attention_goes_by_the_format_that_it_sees():
+    "Without autocast that is the format of the weights: a model in 16 bits under precision='fp32' has flash"
+    card = lambda name: hardware_with(known_gpu(name))
+    first = lambda name, prefer, held: choose_precision(card(name), prefer, held=held).sdpa.value[0]
+    assert [first('H200', p, h) for p, h in (('fp32', 'fp32'), ('fp32', None), ('fp32', 'bf16'), ('bf16', 'fp32'), (None, 'bf16'))] == ['efficient', 'efficient', 'flash', 'flash', 'flash']
+    assert choose_precision(card('T4'), 'fp32', held='bf16').sdpa.value == ('math',) and choose_precision(card('T4'), 'fp32', held='fp16').sdpa.value[0] == 'efficient'
+    assert [choose_precision(card('H200'), p, held='bf16').seen for p in ('fp32', 'bf16', 'fp16')] == ['bf16', 'bf16', 'fp16'] and choose_precision(card('H200'), 'fp32').seen == 'fp32'
+    model = small_bert()
+    assert (held_format(model), held_format(model.bfloat16())) == ('fp32', 'bf16') and choose_precision(card('H200'), 'fp32', model=model).sdpa.value[0] == 'flash'
+    for name, p in model.named_parameters():
+        if 'bias' in name or 'LayerNorm' in name: p.data = p.data.float()
+    assert held_format(model) == 'bf16' and held_format(torch.nn.Dropout()) == 'fp32', 'most weights count; no weights are no 16 bits'
 
 
 def test_cudnn_attention_only_for_few_shapes_and_cards_that_have_it():

@@ -229,6 +229,17 @@ def test_a_row_that_is_set_against_something_else_is_no_gain_of_a_step():
     assert gain_of(records(dict(claim='flash_step', variant='flash, whole step, 512', baseline='math', ratio_p50=1.1)), 'flash_step', 'h100').p50 == 1.1
 
 
+def test_a_list_against_a_step_in_16_bits_is_no_gain_over_one_in_fp32():
+    "Two records of one claim whose plain steps are not the same: FP32, and weights in bf16 from the start"
+    whole, of = dict(claim='all_3090', kind='switch', variant='all', baseline='without', reason=None), dict(file='w2-claims-h100.json', reason='the weights of Gemma are in bf16 from the start')
+    rows = records(dict(whole, file='w1-claims-h100.json', ratio_p50=3.), dict(whole, file='w2-claims-h100.json', ratio_p50=1.1), dict(of, claim='bf16', variant='bf16', ratio_p50=np.nan),
+                   dict(whole, claim='no_checkpointing', file='w1-claims-h100.json', ratio_p50=1.5), dict(whole, claim='no_checkpointing', file='w2-claims-h100.json', ratio_p50=1.3))
+    assert (gain_of(rows, 'all_3090', 'h100').p50, gain_of(rows, 'all_3090', 'h100').files) == (3., ('w1-claims-h100.json',))
+    both = gain_of(rows, 'no_checkpointing', 'h100')
+    assert both.workloads == ('w1', 'w2') and '2 records of w1, w2' in repr(both) and 'of w' not in repr(gain_of(rows, 'all_3090', 'h100'))
+    assert gain_of(records(dict(claim='bf16_native', kind='native', variant='two layers', baseline='8 bits')), 'bf16_native', 'h100') is None, 'two layers are no step'
+
+
 def test_the_fast_engine_is_told_by_its_row_of_a_ladder():
     rows = records(dict(claim='cuda_graphs', variant='CUDA graphs', ratio_p50=6.9), dict(claim=None, variant='+ fast engine: layers, graphs', ratio_before_p50=3.3, ratio_before_low=2.6, ratio_before_high=3.9))
     found = status(hardware=hardware_with(known_gpu('H100')), records=rows)

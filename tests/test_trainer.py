@@ -151,6 +151,16 @@ def test_the_engine_is_what_the_configuration_asks_for():
     with pytest.raises(ValueError, match='fp16'): make_engine(example_model(), TrainConfig(precision='fp16'), HERE)
 
 
+def test_an_engine_takes_attention_and_peak_by_the_format_of_the_weights(monkeypatch):
+    from optkit.hardware import hardware_with, known_gpu
+    made = []
+    def engine(model, precision, **_): made.append(precision); return type('Engine', (), {})()
+    monkeypatch.setattr('optkit.trainer.Engine', engine)
+    card = hardware_with(known_gpu('H200'))
+    peaks = [make_engine(model, TrainConfig(precision='fp32'), card).peak for model in (example_model(), example_model().bfloat16())]
+    assert [p.sdpa.value[0] for p in made] == ['efficient', 'flash'] and peaks == [card.gpu.peak['fp32'], card.gpu.peak['bf16']]
+
+
 # --- runs
 
 def test_fit_learns_and_leaves_the_best_weights(store, engine):
