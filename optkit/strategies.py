@@ -213,7 +213,7 @@ def epoch_verdict(
 class Racing(Strategy):
     "Stops what can no longer reach the mean of the best complete trials, within folds and between them. Few trials with few folds: 60 to 119 of up to three"
     risk: float | None = None # chance that a trial stopped at the limit would have reached the target; None: .1, .2 with up to three folds; .05 for fewer than 60 trials
-    top: int | None = None # complete trials that make the target; None: 7, 4 where few trials have few folds
+    top: int | None = None # complete trials that make the target; None: 7, 5 where few trials have few folds
     checkpoints: tuple[float, ...] = (.09, .18, .36) # shares of the first fold's epochs at which a trial is looked at; () : only between folds
     later: tuple[float, ...] | None = None # those of the folds after it; None: (), (.18, .36, .6) where few trials have few folds
     first: int | None = None # the first trials finish their first fold; None: a third of the study, a fifth where few trials have few folds, between 3 and 20
@@ -239,7 +239,7 @@ class Racing(Strategy):
         n = 60 if shape.trials is None else shape.trials
         default, few = lambda value, found: found if value is None else value, shape.folds <= 3 and 60 <= n < 120
         first = default(self.first, max(3, min(20, n // (5 if few else 3))))
-        return copy_with(self, risk=default(self.risk, .05 if n < 60 else .2 if shape.folds <= 3 else .1), top=default(self.top, 4 if few else 7), later=default(self.later, (.18, .36, .6) if few else ()), first=first,
+        return copy_with(self, risk=default(self.risk, .05 if n < 60 else .2 if shape.folds <= 3 else .1), top=default(self.top, 5 if few else 7), later=default(self.later, (.18, .36, .6) if few else ()), first=first,
                          comparators=default(self.comparators, max(8, min(15, first * 3 // 4))), least_complete=default(self.least_complete, max(3, min(5, first // 2))))
 
 def copy_with(value, **changes):
