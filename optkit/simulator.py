@@ -407,7 +407,7 @@ def main(argv: list[str] | None = None) -> Path: # the record
     margins = {k: .01 if k.startswith('taskset') else make(0).margin for k, (make, _) in kinds.items()}
     rows, kept = _with_kept(summarise_table(studies, margins), before)
     command = shlex.join(['python', '-m', 'optkit.simulator', '--seeds', str(args.seeds), *(['--taskset', 'FOLDER'] if args.taskset else []), *(['--taskset-seeds', str(args.taskset_seeds)] if args.taskset_seeds else []),
-                          *(['--strategies', *args.strategies] if args.strategies != list(VARIANTS) else []), *(['--keep', 'RECORD'] if args.keep else [])])
+                          *(['--strategies', *args.strategies] if args.strategies != list(VARIANTS) else []), *(['--kinds', *args.kinds] if args.kinds else []), *(['--keep', 'RECORD'] if args.keep else [])])
     note = 'regret: true loss of the winner above the optimum; taskset rows are judged by the share of configurations better than the winner'
     said = dict(provenance(detect(), command), seeds=args.seeds, held_out_from=HELD_OUT, note=note)
     return write_json(args.out, dict(provenance=said | kept, rows=rows))

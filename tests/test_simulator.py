@@ -150,7 +150,7 @@ def test_recorded_curves_may_have_more_seeds(tmp_path, monkeypatch):
     monkeypatch.setattr('optkit.simulator.simulate_cell', lambda curves, strategy, trials, seed, optima: dict(epochs=1., complete=1, regret=.1 * seed, **(dict(rank=.1) if curves.name.startswith('task') else {})))
     record = json.loads(main(['--kinds', 'small_12', 'taskset', '--seeds', '3', '--taskset', str(tmp_path), '--taskset-seeds', '7', '--strategies', 'none', 'racing', '--quiet', '--out', str(tmp_path / 'record.json'), '--journal', str(tmp_path / 'j.jsonl')]).read_text())
     assert {(r['kind'], r['studies']) for r in record['rows'] if r['seeds_part'] == 'all'} == {('small_12', 3), ('taskset', 7)}
-    assert record['provenance']['command'].endswith('--seeds 3 --taskset FOLDER --taskset-seeds 7 --strategies none racing')
+    assert record['provenance']['command'].endswith('--seeds 3 --taskset FOLDER --taskset-seeds 7 --strategies none racing --kinds small_12 taskset')
 
 
 def test_an_earlier_record_gives_the_rows_that_are_not_made_again(tmp_path, monkeypatch):
