@@ -119,6 +119,28 @@ def test_a_hopeless_start_is_stopped_and_a_good_one_is_not():
     assert found.predicted == pytest.approx(.75, abs=.03) and 'a chance of' in found.reason
 
 
+def test_a_later_fold_is_judged_with_the_folds_before_it():
+    rng, easy = np.random.default_rng(0), np.array([0., .1, -.1])  # the second fold is easier, the third harder
+    curve = lambda top: np.maximum.accumulate(top - .3 * np.exp(-np.arange(1, 31) / 5) + rng.normal(0, .002, 30))
+    finishers, table = [curve(t) for t in rng.uniform(.6, .9, 60)], .88 + easy + rng.normal(0, .008, (10, 3))
+    verdict = lambda top, scores, n=8: epoch_verdict(curve(top + easy[len(scores)])[:n], finishers, table, .2, 5, .001, scores)
+    assert not verdict(.88, [.88]).stop and not verdict(.89, [.89, .99]).stop  # as good as the target, and better, fold by fold
+    assert verdict(.70, [.88]).stop and verdict(.70, [.88, .98]).stop
+    assert verdict(.88, [.60]).stop and not verdict(.88, [1.2]).stop and not verdict(.80, [1.0]).stop  # what came before counts
+    late, between = verdict(.80, [.80], 29), fold_verdict([.80, .90], table, .2, 5)  # near its end a fold says what it will say between folds
+    assert late.predicted == pytest.approx(between.predicted, abs=.01) and 'fold 2 of 3' in late.reason
+
+
+def test_few_trials_with_few_folds_are_looked_at_in_later_folds():
+    rule, asked = Racing(), lambda rule, fold, *shape: [e for e in range(1, 31) if rule.asks(fold, e, Shape(*shape))]
+    assert asked(rule, 1, 3, 30, 60) == asked(rule, 2, 3, 30, 119) == [6, 11, 18]
+    assert not any(asked(rule, 1, folds, 30, n) for folds, n in ((3, 59), (3, 120), (4, 60), (5, 400))) and asked(Racing(later=(.5,)), 1, 5, 30, 400) == [15] and not asked(Racing(later=()), 1, 3, 30, 60)
+    exempt = Course(2, [[.5] * 30, [.1] * 6])
+    exempt.done = 1
+    assert rule.within(exempt, history(folds=3), Shape(3, 30, 60)).stop  # only the first fold is needed whole
+    with pytest.raises(InputError, match='later is'): Racing(later=(1.,))
+
+
 def test_the_recent_gain_counts():
     assert progress_features(np.array([.1, .2, .3, .4, .4, .5])) == (.5, pytest.approx(.1))
     assert progress_features(np.array([.4])) == (.4, 0.)
