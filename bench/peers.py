@@ -31,7 +31,7 @@ from optkit.precision import choose_precision
 from optkit.timing import Variant, compare, record, save_records
 
 ROWS = 32  # of an optimizer step
-LONG = {'hf-best-compile': 240., 'optkit': 60., 'optkit, attention of transformers': 80., 'optkit, attention of transformers, tuned': 80., 'of any length': 60., 'tuned': 80., 'tiled': 60., 'tuned, tiled': 80., 'octave=4': 40., 'six shapes': 40., 'all positions': 40., 'in turn': 40., 'by slot': 90.}  # W1: seconds that building may take on a GPU: with less before --limit they are left out; others take about as long as the longest so far
+LONG = {'hf-best-compile': 240., 'optkit': 60., 'optkit, attention of transformers': 80., 'optkit, attention of transformers, tuned': 80., 'of any length': 60., 'tuned': 80., 'tiled': 60., 'tuned, tiled': 80., 'realized': 60., 'tuned, realized': 80., 'fused by four': 60., 'unfused': 60., 'octave=4': 40., 'six shapes': 40., 'all positions': 40., 'in turn': 40., 'by slot': 90.}  # W1: seconds that building may take on a GPU: with less before --limit they are left out; others take about as long as the longest so far
 WITHOUT = 'warm, compiler imported'  # in a process that has compiled something before, as every later engine of a study
 
 
@@ -153,10 +153,12 @@ def warm(name, work, count):
 def settings(explore, shape, attention='optkit'):
     "Our own settings; `by`: how attention of transformers is compiled, `options`: of the compiler, for that, `near`: with only the positions that a length needs"
     tuned, tiled = {'coordinate_descent_tuning': True}, {'triton.tile_reductions': True, 'triton.prefer_nd_tiling': True}
+    realized = {'realize_reads_threshold': 1, 'realize_opcount_threshold': 5} # scores with their lookups are written once, before softmax reads them twice
     if not explore and attention == 'transformers': return {f'optkit, attention of transformers{n}': dict(attention=attention) | kw for n, kw in (('', {}), (', tuned', dict(options=tuned)))}
     if not explore: return {'optkit': dict(), **({'optkit, rows in places': dict(end_to_end=False)} if shape == 'bert' else {})}
     if attention == 'transformers':
-        ways = {'of any length': {}, 'tuned': dict(options=tuned), 'tiled': dict(options=tiled), 'tuned, tiled': dict(options=tuned | tiled), 'octave=4': dict(octave=4), 'six shapes': dict(most=6),
+        ways = {'of any length': {}, 'tuned': dict(options=tuned), 'tiled': dict(options=tiled), 'tuned, tiled': dict(options=tuned | tiled), 'realized': dict(options=realized), 'tuned, realized': dict(options=tuned | realized),
+                'fused by four': dict(options={'max_fusion_size': 4}), 'unfused': dict(options={'max_fusion_size': 1}), 'octave=4': dict(octave=4), 'six shapes': dict(most=6),
                 'all positions': dict(near=False), 'in turn': dict(beside=False), 'by slot': dict(by='slot')}
         return {n: dict(attention=attention) | kw for n, kw in ways.items()}
     return {'as it is': dict(), 'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'two shapes': dict(most=2), 'one length an octave': dict(octave=1), 'in turn': dict(beside=False), 'in places': dict(end_to_end=False), 'one an octave in turn': dict(octave=1, beside=False)}

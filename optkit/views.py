@@ -340,7 +340,7 @@ def _draw_training(view):
         other = left.twinx()
         other.plot(steps, some(s['score']), 'D', color=ORANGE, label='score'); other.set_ylabel(f'{now.metric}, evaluated')
     right.plot(steps, some(s['tokens']), color=BLUE, label='this training'); right.set(xlabel='step', ylabel='real tokens/s')
-    if any(v is not None for v in s['peak']): right.plot(steps, some(s['peak']), ':', color=GREY, label='the card’s peak'); right.legend(fontsize=7)
+    if any(v is not None for v in s['peak']): right.plot(steps, some(s['peak']), ':', color=GREY, label='roofline: the card’s peak'); right.legend(fontsize=7)
     right.set_ylim(0, 1.08 * max([v for line in (s['tokens'], s['peak']) for v in line if v], default=1)) # also where all readings are nearly the same
     for axes in (left, right): axes.xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(f'{view.folder.name}: {now.state}' if now else f'{view.folder.name}: no reading yet', fontsize=10)
@@ -355,7 +355,7 @@ def _training_widgets(view):
     view.plot.add_scatter(name='loss', line=dict(color=BLUE), row=1, col=1)
     view.plot.add_scatter(name='score', mode='markers', marker=dict(color=ORANGE, symbol='diamond', size=10), row=1, col=1, secondary_y=True)
     view.plot.add_scatter(name='real tokens/s', line=dict(color=BLUE, dash='dash'), row=1, col=2, hovertemplate='%{y:,.0f} tokens/s, %{text}')
-    view.plot.add_scatter(name='the card’s peak', line=dict(color=GREY, dash='dot'), row=1, col=2, hovertemplate='%{y:,.0f} tokens/s')
+    view.plot.add_scatter(name='roofline: the card’s peak', line=dict(color=GREY, dash='dot'), row=1, col=2, hovertemplate='%{y:,.0f} tokens/s')
     view.plot.update_layout(height=300, margin=dict(l=50, r=10, t=30, b=40), legend=dict(orientation='h', y=1.15))
     view.plot.update_xaxes(title='step'); view.plot.update_yaxes(title='loss', row=1, col=1, secondary_y=False); view.plot.update_yaxes(rangemode='tozero', row=1, col=2)
     view.text, view.bar = w.HTML(), w.FloatProgress(value=0, min=0, max=1, layout=w.Layout(width='100%'))
