@@ -457,8 +457,9 @@ def parse(argv=None):
 
 def with_simulated(record_, found_, command):
     "The record with these rows; rows of studies of another size stay, each with its own command and commit"
-    said = dict(by=command, commit=provenance(detect(), command)['commit'])
-    return {k: v for k, v in record_.items() if k != 'simulated_by'} | dict(simulated=[r for r in record_.get('simulated', []) if r['trials'] != found_[0]['trials']] + [r | said for r in found_])
+    said, earlier = dict(by=command, commit=provenance(detect(), command)['commit']), dict(by=record_['simulated_by']) if 'simulated_by' in record_ else {} # where one command stood for all rows
+    kept = [earlier | r for r in record_.get('simulated', []) if r['trials'] != found_[0]['trials']]
+    return {k: v for k, v in record_.items() if k != 'simulated_by'} | dict(simulated=kept + [r | said for r in found_])
 
 
 def main(argv=None):
@@ -471,7 +472,7 @@ def main(argv=None):
     data = read_json(a.simulate)
     found_ = simulate_all(data, a.simulated_trials, a.simulated_seeds, a.strategies)
     show(found_)
-    if a.into: write_json(a.into, with_simulated(read_json(a.into), found_, f'python bench/study.py --simulate {a.simulate} --simulated-trials {a.simulated_trials} --simulated-seeds {a.simulated_seeds}'))
+    if a.into: write_json(a.into, with_simulated(read_json(a.into), found_, f'python bench/study.py --simulate {a.simulate} --simulated-trials {a.simulated_trials} --simulated-seeds {a.simulated_seeds}' + (f' --strategies {" ".join(a.strategies)}' if a.strategies != list(STRATEGIES) else '')))
     return found_
 
 

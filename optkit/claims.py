@@ -1620,7 +1620,7 @@ def optimize(
             except Exception as exc: reasons |= dict.fromkeys(changes, Reason(f'could not run here: {_line(exc)[:120]}', 'measured')); continue
             rounds = found.rounds
             if rounds >= ENOUGH: measured = asdict(found.ratio('with'))
-        factor, file = records.get(claim, (None, ''))
+        factor, file = (None, '') if same and with_ != config else records.get(claim, (None, '')) # of a gain that is not here
         choice = choose_setting(measured, factor, all(defaults[k] == v for k, v in changes.items()), f' ({file})' if file else '')
         if choice.value: config = with_
         few = f'nothing to measure ({same}); ' if same and with_ != config else '' if rounds is None or measured else f'{rounds} rounds here are too few to tell; '

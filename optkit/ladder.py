@@ -91,7 +91,7 @@ def _planned(store, rows, config, n):
     out, epoch = [], 0
     while len(out) < n:
         epoch += 1
-        out += list(steps(store, rows, config.effective_batch, config.seed, epoch, config.layout, config.physical_batch))
+        out += list(steps(store, rows, config.effective_batch, config.seed, epoch, config.layout, config.physical_batch, config.max_tokens))
     return out[:n]
 
 def loss_of(

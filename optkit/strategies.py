@@ -215,7 +215,7 @@ class Racing(Strategy):
     risk: float | None = None # chance that a trial stopped at the limit would have reached the target; None: .1, .2 with up to three folds; .05 for fewer than 60 trials
     top: int | None = None # complete trials that make the target; None: 7, 5 where few trials have few folds
     checkpoints: tuple[float, ...] = (.09, .18, .36) # shares of the first fold's epochs at which a trial is looked at; () : only between folds
-    later: tuple[float, ...] | None = None # those of the folds after it; None: (), (.18, .36, .6) where few trials have few folds
+    later: tuple[float, ...] | None = None # those of the folds after it; None: (), (.18, .36, .6) where few trials have few folds and there are checkpoints
     first: int | None = None # the first trials finish their first fold; None: a third of the study, a fifth where few trials have few folds, between 3 and 20
     share: float = .05 # of the later trials that do so too
     comparators: int | None = None # finishers before a verdict within the fold; None: three quarters of `first`, between 8 and 15
@@ -229,8 +229,8 @@ class Racing(Strategy):
 
     def __post_init__(self):
         if self.risk is not None and not 0 < self.risk < .5: raise InputError(f'risk is {self.risk}, expected more than 0 and less than 0.5')
-        for name in ('checkpoints', 'later'):
-            if not all(0 < c < 1 for c in getattr(self, name) or ()): raise InputError(f'{name} is {getattr(self, name)}, expected shares between 0 and 1')
+        for name, value in (('checkpoints', self.checkpoints), ('later', () if self.later is None else self.later)):
+            if not isinstance(value, (tuple, list)) or not all(0 < c < 1 for c in value): raise InputError(f'{name} is {value}, expected shares between 0 and 1')
         for name, low in (('top', 1), ('least_complete', 2), ('first', 0), ('cap', 1)):
             if (value := getattr(self, name)) is not None and not value >= low: raise InputError(f'{name} is {value}, expected at least {low}')
 
@@ -239,7 +239,7 @@ class Racing(Strategy):
         n = 60 if shape.trials is None else shape.trials
         default, few = lambda value, found: found if value is None else value, shape.folds <= 3 and 60 <= n < 120
         first = default(self.first, max(3, min(20, n // (5 if few else 3))))
-        return copy_with(self, risk=default(self.risk, .05 if n < 60 else .2 if shape.folds <= 3 else .1), top=default(self.top, 5 if few else 7), later=default(self.later, (.18, .36, .6) if few else ()), first=first,
+        return copy_with(self, risk=default(self.risk, .05 if n < 60 else .2 if shape.folds <= 3 else .1), top=default(self.top, 5 if few else 7), later=default(self.later, (.18, .36, .6) if few and self.checkpoints else ()), first=first,
                          comparators=default(self.comparators, max(8, min(15, first * 3 // 4))), least_complete=default(self.least_complete, max(3, min(5, first // 2))))
 
 def copy_with(value, **changes):

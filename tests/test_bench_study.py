@@ -134,6 +134,9 @@ def test_studies_from_recorded_curves(tmp_path):
     assert both['rows'] == [1] and both['simulated'][0]['trials'] == 10 and '--simulated-seeds 1' in both['simulated'][0]['by']
     study.main(['--simulate', str(tmp_path / 'c.json'), '--into', str(tmp_path / 'r.json'), '--simulated-trials', '12', '--simulated-seeds', '1', '--strategies', 'none'])
     assert [r['trials'] for r in read_json(tmp_path / 'r.json')['simulated']] == [10, 12]  # studies of another size stay
+    assert both['simulated'][0]['by'].endswith('--strategies none')
+    before = study.with_simulated(dict(simulated=[dict(trials=5)], simulated_by='one command'), both['simulated'], 'another')
+    assert [r['by'] for r in before['simulated']] == ['one command', 'another'] and 'simulated_by' not in before
     table['rows'] = table['rows'][:1]
     with pytest.raises(InputError, match='at least 2'): study.simulate_all(table, 5, 1, ('none',))
 

@@ -268,6 +268,15 @@ def test_rows_of_one_length_have_nothing_to_sort():
 def test_optimize_does_not_measure_what_the_model_has(store):
     found = optimize(example_model(), store, detect(), TrainConfig(effective_batch=8), budget=1., records={})
     assert found.attention is None and 'nothing to measure (the model has SDPA already)' in found.reasons['attention'].reason and found.reasons['attention'].source == 'default'
+    found = optimize(example_model(), store, detect(), TrainConfig(effective_batch=8), budget=1., records=dict(sdpa_step=(far(1.8, 1.9, 2.), 'w9.json')))
+    assert found.attention is None and 'w9.json' not in found.reasons['attention'].reason, 'what was gained elsewhere is not gained where the model has it'
+
+
+def test_a_bench_packs_as_the_configuration_says(tiny):
+    packed = lambda most: replace(tiny.plain, layout='packed', max_tokens=most)
+    longest = int(tiny.store.lengths.max())
+    assert not same_sides(tiny, packed(longest), packed(8 * longest))
+    assert max(m.tokens for step in module._planned(tiny.store, tiny.rows, packed(longest), 4) for m in step) <= longest
 
 
 def test_flash_is_timed_only_where_it_runs(tiny, store):

@@ -1178,7 +1178,7 @@ def test_the_runners_of_trainings_name_their_metric():
 
 
 @pytest.mark.parametrize('where', ['memory', 'sqlite', 'journal'])
-@pytest.mark.parametrize('values, state, reported', [(.5, None, []), ([.5], None, [.1]), (None, TrialState.PRUNED, [.1, .7]), (None, TrialState.PRUNED, [.1, math.nan]), (None, TrialState.PRUNED, []), (None, TrialState.FAIL, [.1])])
+@pytest.mark.parametrize('values, state, reported', [(.5, None, []), ([.5], None, [.1]), (None, TrialState.PRUNED, [.1, .7]), (None, TrialState.PRUNED, [.1, math.nan]), (None, TrialState.PRUNED, [.1, -math.inf]), (None, TrialState.PRUNED, []), (None, TrialState.FAIL, [.1])])
 def test_what_is_told_at_once_is_what_optuna_tells(tmp_path, where, values, state, reported):
     from optkit.hpo import tell_at_once
     from optkit.storage import open_storage

@@ -139,6 +139,9 @@ def test_few_trials_with_few_folds_are_looked_at_in_later_folds():
     exempt.done = 1
     assert rule.within(exempt, history(folds=3), Shape(3, 30, 60)).stop  # only the first fold is needed whole
     with pytest.raises(InputError, match='later is'): Racing(later=(1.,))
+    assert not any(asked(Racing(checkpoints=()), fold, 3, 30, 60) for fold in range(3)) and asked(Racing(checkpoints=(), later=(.5,)), 1, 3, 30, 60) == [15]  # only between folds, unless later ones are asked for
+    for wrong in (dict(checkpoints=None), dict(checkpoints=.5), dict(later=.5)):
+        with pytest.raises(InputError, match='expected shares'): Racing(**wrong)
 
 
 def test_the_recent_gain_counts():
