@@ -114,8 +114,8 @@ def _follow_fold(strategy, course, history, shape, fold_values, asked, on_value,
         values.append(value)
         if on_value: on_value(fold, len(values), value)
         if not math.isfinite(value): raise FloatingPointError(f'fold {fold}, epoch {len(values)}: the score is not a number')
-        if strategy.asks(fold, len(values), shape) and (verdict := strategy.within(course, history, shape, asked)).stop: return verdict
         if limit and len(values) >= limit < (shape.epochs or math.inf): break # a whole fold ends by itself
+        if strategy.asks(fold, len(values), shape) and (verdict := strategy.within(course, history, shape, asked)).stop: return verdict
     if not values: raise InputError(f'the runner gave no value in fold {fold}; expected one an epoch')
 
 # %% ../nbs/03c_strategies.ipynb #c545a267

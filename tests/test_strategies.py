@@ -340,3 +340,11 @@ def test_the_same_seed_on_each_worker_draws_differently():  # optuna/optuna#4714
 def test_draws_are_even():
     values = [draw(0, n) for n in range(4000)]
     assert abs(np.mean(values) - .5) < .02 and min(values) >= 0 and max(values) < 1 and draw(0, 1) == draw(0, 1) != draw(1, 1)
+
+
+def test_a_fold_that_its_limit_ends_is_not_judged_by_epochs_that_will_not_run():
+    class Asking(Strategy):
+        def limit(self, course, shape): return 6 if course.done else shape.epochs
+        def asks(self, fold, epoch, shape): return fold == 1 and epoch == 6
+        def within(self, *_): return Verdict(True, 'asked')
+    assert follow(Asking(), Course(0), History(), Shape(3, 10), lambda fold: iter([.5] * 10)) is None
