@@ -133,7 +133,7 @@ def in_kernel(argv, folder, looker_pid):
     rows = [dataclasses.replace(record(c, n, samples=more['steps'] * args.rows), variant=f'{n}, {clock}', baseline=f'{NAMES[0]}, {clock}', peak_bytes=None) for clock, c in (('wall', wall), ('processor', cpu)) for n in NAMES]
     import torch
     path = Path(args.out) / f'view-cost-{hardware.card}.json'
-    save_records(path, rows, hardware, shlex.join(['python', 'bench/view_cost.py', *argv]), workload=f'{"packaged model" if args.model == "demo" else "model of a folder"} (BERT 6 x 384), {args.rows} rows of {args.tokens} tokens a step, a reading each step',
+    save_records(path, rows, hardware, shlex.join(['python', 'bench/view_cost.py', *argv]), workload=f'{"packaged model (BERT 6 x 384)" if args.model == "demo" else "model of a folder"}, {args.rows} rows of {args.tokens} tokens a step, a reading each step',
                  **more, threads=torch.get_num_threads(), note=f'load {os.getloadavg()[1]:.1f} over the last 5 minutes on {os.cpu_count()} cores, this measurement included')
     print(f'record: {path}')
 

@@ -40,7 +40,7 @@ from .engine import load_model, load_tokenizer, model_length, plan_batch, quiet,
 from .fast import FastEngine, fast_problem
 from .hardware import Choice, detect, size, tf32_set
 from .hpo import seconds_of
-from .ladder import BASELINE, Rung, default_rungs, loss_of, measure_ladder, without_dropout, _planned
+from .ladder import BASELINE, Rung, default_rungs, loss_of, measure_ladder, plain_step, without_dropout, _planned
 from .precision import attention_ran, choose_attention, choose_format, choose_precision, choose_tf32, held_format, import_problem
 from .report import ENOUGH, POINT, _cost_blocks, _drawing, _duration, _gib, _hardware_section, _ladder_section, _mfu_blocks, _note, _number, _reproduce_section, _table, _text, _times, _where, claims_figure, ladder_figure, results_folder, roofline_figure, write_page, _chart, _legend, LINE, MAIN, MUTED, OTHER, claims as claim_table
 from .simulator import SyntheticCurves, simulate
@@ -279,7 +279,7 @@ class Bench:
     @property
     def effective(self): return self.base.effective_batch
     @property
-    def plain(self): return replace(self.base, **BASELINE)
+    def plain(self): return plain_step(self.base)
 
     def all_on(self, **changes) -> TrainConfig:
         "Everything that keeps training the same, without torch.compile"
@@ -1609,7 +1609,7 @@ def optimize(
     from optkit.status import Reason, as_preset
     hw, budget_s = hw or detect(), float(budget) if budget == 0 else seconds_of(budget)
     able = _candidates(hw, {} if budget_s == 0 else facts_of(ready := bench_of(model, data, hw, base.effective_batch)))
-    records, config, reasons, defaults = recorded_factors(hw.card) if records is None else records, replace(base, **BASELINE), {}, asdict(base) | dict(precision=base.precision or choose_format(hw).value, tf32=bool(choose_tf32(hw, 'bf16').value) if base.tf32 is None else base.tf32)
+    records, config, reasons, defaults = recorded_factors(hw.card) if records is None else records, plain_step(base), {}, asdict(base) | dict(precision=base.precision or choose_format(hw).value, tf32=bool(choose_tf32(hw, 'bf16').value) if base.tf32 is None else base.tf32)
     if budget_s: config = replace(settle(ready).base, **asdict(config) | dict(physical_batch=ready.base.physical_batch))
     for changes, claim in able:
         with_, measured, rounds = replace(config, **changes), None, None
@@ -1626,6 +1626,6 @@ def optimize(
         few = f'nothing to measure ({same}); ' if same and with_ != config else '' if rounds is None or measured else f'{rounds} rounds here are too few to tell; '
         why = Reason(few + choice.reason, 'measured' if measured else 'record' if factor else 'default')
         reasons |= {k: why for k in changes if choice.value or k not in reasons}
-    final = replace(base, **{k: getattr(config, k) for k in {*BASELINE, *reasons, 'physical_batch'}})
+    final = replace(base, max_tokens=base.max_tokens if config.layout == 'packed' else None, **{k: getattr(config, k) for k in {*BASELINE, *reasons, 'physical_batch'}})
     if final.physical_batch != base.physical_batch: reasons['physical_batch'] = Reason('measured here: a whole step did not fit', 'measured')
     return as_preset(asdict(final), reasons, hw.card)
