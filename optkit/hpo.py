@@ -703,7 +703,7 @@ def tell_at_once(study: optuna.Study, trial: Trial, values, state: TrialState | 
     if frozen is None or not isinstance(study.pruner, optuna.pruners.NopPruner): return False
     if state == TrialState.PRUNED and frozen.intermediate_values: # its last value, as `study.tell` has it
         values = [frozen.intermediate_values[max(frozen.intermediate_values)]]
-        if math.isnan(values[0]): values = None
+        if math.isnan(values[0]) or len(study.directions) > 1: values = None
     elif state is None: state = TrialState.COMPLETE
     if state == TrialState.COMPLETE and (values is None or len(values) != len(study.directions) or not np.isfinite(values).all()): return False
     study._thread_local.cached_all_trials = None

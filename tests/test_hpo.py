@@ -1202,3 +1202,12 @@ def test_what_only_optuna_can_tell_is_left_to_it(values, state, pruner):
     study = optuna.create_study(pruner=pruner or optuna.pruners.NopPruner())
     trial = study.ask()
     assert not tell_at_once(study, trial, values, state) and study.trials[0].state == TrialState.RUNNING
+
+
+def test_a_pruned_trial_with_two_objectives_is_told_without_a_value():
+    from optkit.hpo import tell_at_once
+    study = optuna.create_study(directions=['maximize', 'minimize'], pruner=optuna.pruners.NopPruner())
+    plain, at_once = study.ask(), study.ask()
+    for trial in (plain, at_once): trial._cached_frozen_trial.intermediate_values[1] = .5; study._storage.set_trial_intermediate_value(trial._trial_id, 1, .5)
+    study.tell(plain, state=TrialState.PRUNED)
+    assert tell_at_once(study, at_once, None, TrialState.PRUNED) and [t.values for t in study.trials] == [None, None]
