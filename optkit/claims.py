@@ -1613,17 +1613,17 @@ def optimize(
     if budget_s: config = replace(settle(ready).base, **asdict(config) | dict(physical_batch=ready.base.physical_batch))
     for changes, claim in able:
         with_, measured, rounds = replace(config, **changes), None, None
-        same = same_sides(ready, config, with_) if budget_s else ''
+        same = same_sides(ready, config, with_) if budget_s and with_ != config else ''
         builds = hw.device == 'cuda' and changes.keys() & {'compile', 'fast'} # takes a minute or two
-        if budget_s and not same and not (builds and budget_s < 240):
+        if budget_s and with_ != config and not same and not (builds and budget_s < 240):
             try: found = timed_sides(ready, {'without': config, 'with': with_}, budget_s / len(able), check_loss=False)[0]
             except Exception as exc: reasons |= dict.fromkeys(changes, Reason(f'could not run here: {_line(exc)[:120]}', 'measured')); continue
             rounds = found.rounds
             if rounds >= ENOUGH: measured = asdict(found.ratio('with'))
-        factor, file = (None, '') if same and with_ != config else records.get(claim, (None, '')) # of a gain that is not here
+        factor, file = (None, '') if same else records.get(claim, (None, '')) # of a gain that is not here
         choice = choose_setting(measured, factor, all(defaults[k] == v for k, v in changes.items()), f' ({file})' if file else '')
         if choice.value: config = with_
-        few = f'nothing to measure ({same}); ' if same and with_ != config else '' if rounds is None or measured else f'{rounds} rounds here are too few to tell; '
+        few = f'nothing to measure ({same}); ' if same else '' if rounds is None or measured else f'{rounds} rounds here are too few to tell; '
         why = Reason(few + choice.reason, 'measured' if measured else 'record' if factor else 'default')
         reasons |= {k: why for k in changes if choice.value or k not in reasons}
     final = replace(base, max_tokens=base.max_tokens if config.layout == 'packed' else None, **{k: getattr(config, k) for k in {*BASELINE, *reasons, 'physical_batch'}})
