@@ -6,12 +6,12 @@
 __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space', 'default_space', 'Space', 'as_space', 'ended',
            'fold_scores', 'spent', 'complete_table', 'best_complete', 'curves', 'courses', 'what_if', 'seconds_of',
            'Plan', 'requeue_interrupted', 'Interrupts', 'Search', 'next_with_key', 'BudgetSpent', 'StopAsked',
-           'Running', 'write_values', 'tell_at_once', 'study_interval', 'tune', 'Confirmed', 'Confirmation', 'confirm',
-           'study_summary']
+           'Running', 'write_values', 'stored_at_once', 'tell_at_once', 'study_interval', 'tune', 'Confirmed',
+           'Confirmation', 'confirm', 'study_summary']
 
 # %% ../nbs/04_hpo.ipynb #61925040
 import gc, hashlib, json, math, multiprocessing, os, pickle, re, signal, threading, time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from datetime import timedelta
@@ -448,9 +448,10 @@ def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
         counts = lambda trials, before=math.inf: sum(ended(t) is not None or t.state == TrialState.RUNNING for t in trials if t.number < before)
         n = self.plan.n_trials
         if n is not None and counts(self.looked) >= n: return None
-        trial = self.study.ask(self.plan.space.fixed) if self.plan.space.fixed else self.study.ask()
+        trial = self.study.ask()
         self.mine.add((self.study.study_name, trial.number)); HELD.add((self.study.study_name, trial.number))
-        trial.set_user_attr('worker', self.me)
+        with stored_at_once(trial, self.looked, worker=self.me):
+            for name, distribution in (self.plan.space.fixed or {}).items(): trial._suggest(name, distribution) # as `study.ask` does
         if n is not None and not self.alone and counts(self.trials(), trial.number) >= n: # without a lock: others came first
             trial.set_user_attr('interrupted', 'surplus')
             self.told(trial, state=TrialState.FAIL)
@@ -463,7 +464,9 @@ def next(self: Search): # (trial, parameters), or None; (trial, `TrialPruned`) o
     key = getattr(self.plan.runner, 'key', None)
     while len(self.pending) < (4 if key else 1) and (trial := self.claim()):
         self.pending.append((trial, None)) # held before its parameters are drawn, so that it is never forgotten
-        try: self.pending[-1] = (trial, self.plan.space.suggest(trial))
+        try:
+            with stored_at_once(trial, self.looked): params = self.plan.space.suggest(trial)
+            self.pending[-1] = (trial, params)
         except optuna.TrialPruned as exc: return self.pending.pop()[0], exc
     if not self.pending: return None
     place = next_with_key([key(p) if key else None for _, p in self.pending], self.key)
@@ -549,6 +552,37 @@ def write_values(
         if rows: session.execute(kind.__table__.insert(), rows)
         for name, value in attrs.items(): set_(session, models.TrialUserAttributeModel, number, name, value)
     trial._cached_frozen_trial.intermediate_values.update(pairs)
+    trial._cached_frozen_trial.user_attrs.update(attrs)
+
+# %% ../nbs/04_hpo.ipynb #103baf9b
+class _Drawing:
+    "The storage of a trial, which keeps its parameters back while they are drawn"
+    def __init__(self, storage): self.storage, self.params = storage, []
+    def __getattr__(self, name): return getattr(self.storage, name)
+    def set_trial_param(self, _, *param): self.params.append(param)
+
+@contextmanager
+def stored_at_once(
+    trial: Trial, # that runs
+    earlier: Sequence[FrozenTrial] = (), # whose distributions are those of the study
+    **attrs # user attributes to set with them
+):
+    "Parameters that are drawn inside are stored in one transaction, where the storage is relational; also where drawing ends with an error"
+    storage, backend = trial.storage, getattr(trial.storage, '_backend', trial.storage)
+    put, set_ = (getattr(backend, f'_set_trial_{n}_without_commit', None) for n in ('param', 'attr'))
+    if not isinstance(backend, optuna.storages.RDBStorage) or None in (_session, put, set_):
+        for name, value in attrs.items(): trial.set_user_attr(name, value)
+        yield
+        return
+    trial.storage = drawing = _Drawing(storage)
+    try: yield
+    finally:
+        trial.storage, number = storage, trial._trial_id
+        if drawing.params or attrs:
+            with _session(backend.scoped_session, True) as session:
+                for name, value, distribution in drawing.params:
+                    put(session, number, name, value, distribution, next((t.distributions[name] for t in reversed(earlier) if name in t.distributions), None))
+                for name, value in attrs.items(): set_(session, models.TrialUserAttributeModel, number, name, value)
     trial._cached_frozen_trial.user_attrs.update(attrs)
 
 @patch

@@ -1,5 +1,5 @@
 "Searches that stop, fail, are killed and go on; every verdict against an independent computation"
-import itertools, math, multiprocessing, os, pickle, signal, sqlite3, subprocess, sys, textwrap, threading, time
+import contextlib, itertools, math, multiprocessing, os, pickle, signal, sqlite3, subprocess, sys, textwrap, threading, time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -1202,6 +1202,53 @@ def test_what_only_optuna_can_tell_is_left_to_it(values, state, pruner):
     study = optuna.create_study(pruner=pruner or optuna.pruners.NopPruner())
     trial = study.ask()
     assert not tell_at_once(study, trial, values, state) and study.trials[0].state == TrialState.RUNNING
+
+
+@pytest.mark.parametrize('where', ['memory', 's.db', 's.log'])
+@pytest.mark.parametrize('refused', [False, True])
+def test_parameters_stored_at_once_are_those_that_optuna_stores(tmp_path, where, refused):
+    from optkit.hpo import stored_at_once
+    from optkit.storage import open_storage
+    space = lambda t: dict(x=t.suggest_float('x', 1e-3, 1., log=True), k=t.suggest_int('k', 1, 9), c=t.suggest_categorical('c', ['a', 'b']))
+    study = optuna.create_study(storage=open_storage(where if where == 'memory' else tmp_path / where).storage, sampler=optuna.samplers.RandomSampler(seed=0))
+    for number in range(2):
+        study.sampler.reseed_rng(); study.sampler._rng.rng.seed(number)
+        trial = study.ask(); trial.set_user_attr('worker', 'w'); space(trial); study.tell(trial, 1.)
+    for number in range(2):
+        study.sampler._rng.rng.seed(number)
+        trial = study.ask()
+        try:
+            with stored_at_once(trial, study.trials, worker='w'):
+                space(trial)
+                assert trial.params['k'] == trial.suggest_int('k', 1, 9)
+                if refused: raise optuna.TrialPruned
+        except optuna.TrialPruned: assert refused
+        assert trial.storage is study._storage
+        trial.report(.1, 1); study.tell(trial, 1.)
+    for plain, at_once in zip(study.trials[:2], study.trials[2:]):
+        assert (plain.params, plain.distributions, plain.user_attrs) == (at_once.params, at_once.distributions, at_once.user_attrs)
+        assert len(plain.params) == 3 and plain.user_attrs == dict(worker='w')
+
+
+def test_parameters_stored_at_once_take_one_transaction_and_refuse_another_space(tmp_path):
+    from sqlalchemy import event
+    from optkit.hpo import stored_at_once
+    from optkit.storage import sqlite_storage
+    study = optuna.create_study(storage=sqlite_storage(tmp_path / 's.db'))
+    trial, commits = study.ask(), []
+    trial.suggest_int('a', 0, 3); study.tell(trial, 1.)
+    event.listen(study._storage._backend.engine, 'commit', lambda c: commits.append(1))
+    def cost(within): # commits, those of readings too
+        trial, before = study.ask(), len(commits)
+        with within(trial): [trial.suggest_int(name, 0, 3) for name in 'abcde']
+        study.tell(trial, 1.)
+        return len(commits) - before
+    plain, at_once = cost(contextlib.nullcontext), cost(lambda t: stored_at_once(t, study.trials))
+    assert plain - at_once >= 3 and len(study.trials[2].params) == 5
+    trial = study.ask()
+    with pytest.raises(ValueError):
+        with stored_at_once(trial, study.trials): trial.suggest_categorical('a', ['x', 'y'])
+    assert study.trials[3].params == {}
 
 
 def test_a_pruned_trial_with_two_objectives_is_told_without_a_value():
