@@ -195,7 +195,7 @@ def fresh_scores(s, params, kept):
         kept[name][str(seed)] = [max((v for v in runner(params, f) if math.isfinite(v)), default=math.nan) for f in range(s.a.folds)]
         write_json(Path(s.a.state) / 'fresh.json', kept)
         if since_start() > s.a.limit: raise Enough
-    return kept[name]
+    return kept.get(name, {})
 
 
 def studies_of(a):

@@ -32,6 +32,12 @@ def parse(argv):
     return parser.parse_args(argv)
 
 
+BEGAN = time.time()
+
+
+def said(text): print(f'{time.time() - BEGAN:5.0f} s  {text}', flush=True)
+
+
 def started():
     "A Jupyter kernel that answers: (manager, client)"
     from jupyter_client.manager import KernelManager
@@ -71,6 +77,7 @@ def training(args, folder):
     from optkit.progress import Meter
     from optkit.trainer import TrainConfig, make_engine
     hardware, tokenizer, table = detect(), load_tokenizer(args.model), read_table(DEMO_DATA, 'subject', 'label', 'body')
+    said('packages imported, data read')
     engine = make_engine(load_model(args.model, table.classes, tokenizer), TrainConfig(lr=1e-5, effective_batch=args.rows), hardware)
     store = tokenise(table, tokenizer, args.tokens, progress=False).to(engine.device)
     meter, count = Meter(10**6, 1, 'macro_f1', engine.device, path=folder / 'progress.json'), iter(range(1, 10**6))
@@ -101,6 +108,7 @@ def measure(args, folder, looker_pid):
     from optkit.timing import Variant, compare, median_ratio
     hardware, engine, step = training(args, folder)
     for _ in range(3): start = time.perf_counter(); step(); one = time.perf_counter() - start
+    said(f'a step takes {one:.3g} s')
     gate, spent, at = live(folder)
     steps, cpu, turns = max(1, round(args.turn / one)), {name: {} for name in NAMES}, []
     def turn(name):
@@ -116,7 +124,8 @@ def measure(args, folder, looker_pid):
         return Variant(name, run)
     time.sleep(3) # until both views wait for their turn
     spent.clear()
-    found = compare(*map(turn, NAMES), budget_s=args.seconds, max_rounds=args.rounds, width=.002, device=engine.device, watch=False, progress=False)
+    said(f'views are there; turns of {steps} steps for {args.seconds:.0f} s, and those that warm up')
+    found = compare(*map(turn, NAMES), budget_s=args.seconds, max_burn_in=4, max_rounds=args.rounds, width=.002, device=engine.device, watch=False, progress=False)
     ratios, share = beside_steps(turns, at)
     slowed = median_ratio(ratios)
     looks = dict(looks=len(spent), look_ms=round(1e3 * sum(spent) / max(1, len(spent)), 2), looks_share_of_time=round(sum(spent) / sum(t[-1][1] - t[0][0] for t in turns), 5), # of the views in the same kernel, warm-up included
@@ -146,6 +155,7 @@ def main(argv):
         write_progress(Path(folder) / 'progress.json', Progress('running', 0, 10**6, 1, 1))
         beside, client = started()
         other, watcher = started()
+        said('two kernels answer')
         begin = f"import sys; sys.path.insert(0, {str(ROOT / 'bench')!r}); import view_cost; "
         try:
             pid = watcher.execute(begin + f'import os; print(os.getpid()); view_cost.looker({folder!r})') and other.provisioner.pid

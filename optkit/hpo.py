@@ -763,8 +763,7 @@ def tell(self: Search, run: Running, verdict, build: float):
         values = np.asarray(run.scores, dtype=float).reshape(len(run.scores), -1).mean(0).tolist()
         return self.told(trial, values)
     if strategy.told == 'pruned': return self.told(trial, state=TrialState.PRUNED)
-    self.sync() # another process may have found a better one
-    self.told(trial, self.plan.sign * told_value(verdict, self.history))
+    self.told(trial, self.plan.sign * told_value(verdict, self.history)) # no better than the best that was known when it began, nor than one that another process found since
 
 @patch
 def fail(self: Search, run: Running, reason: str, constraint: str | None, amount: float = 0.):
