@@ -15,12 +15,12 @@ __all__ = ['VERDICTS', 'VIEWS', 'CYCLE', 'WORKLOADS', 'ON', 'TOP', 'FIXED', 'WOR
            'try_derived', 'new_row', 'withdraw', 'add_pass', 'read_ledger', 'check_same_run', 'ledger_path', 'recorded',
            'with_record', 'build_seconds', 'ladder_cost', 'expected_cost', 'works_of', 'best_order', 'climb',
            'problem_of_fast', 'facts_of', 'LostDevice', 'TimeOver', 'deadline', 'attempt', 'run_plan', 'ready_bench',
-           'settle', 'stand_in', 'bench', 'asked_rows', 'figures', 'ledger_summary', 'agreement', 'ledger_table',
-           'curve_figure', 'ceilings_figure', 'ledger_page', 'ledger_file', 'choose_setting', 'recorded_factors',
-           'optimize']
+           'settle', 'stand_in', 'nothing_compiled', 'bench', 'asked_rows', 'figures', 'ledger_summary', 'agreement',
+           'ledger_table', 'curve_figure', 'ceilings_figure', 'ledger_page', 'ledger_file', 'choose_setting',
+           'recorded_factors', 'optimize']
 
 # %% ../nbs/05b_claims.ipynb #171f7882
-import copy, gc, json, math, os, shlex, shutil, signal, sys, threading, time, traceback, warnings
+import copy, gc, json, math, os, shlex, shutil, signal, sys, tempfile, threading, time, traceback, warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, nullcontext as _nothing
@@ -228,7 +228,7 @@ def next_work(
         least = min((w.cost_s for w in ready), default=None)
         return Choice(None, 'what is left waits for rows that could not be measured' if least is None else 'no budget: all of it is spent' if left_s < 1 else
                       f'no budget: {left_s:.0f} s are left, the shortest job needs about {max(1, math.ceil(least))} s')
-    first = min(fits, key=lambda w: (w.passes, VIEWS.index(w.view), not (w.first and w.cost_s <= left_s / 6), w.cost_s if not w.passes else -(w.width or 0.)))
+    first = min(fits, key=lambda w: (w.passes, VIEWS.index(w.view), not (w.first and w.cost_s <= left_s / 6), w.cost_s if not w.passes else -math.inf if w.width is None else -w.width)) # of rows that were measured, those with too few rounds for an interval come first
     return Choice(first, f'pass {first.passes + 1} of {first.id} ({first.view}), about {first.cost_s:.0f} s of {left_s:.0f} s')
 
 # %% ../nbs/05b_claims.ipynb #74c3397c
@@ -1121,7 +1121,7 @@ def _ladder_work(data, bench, share_s): # one that lacks torch.compile is measur
 
 def works_of(data: dict, bench: Bench, share_s: float, skip: set) -> list[Work]: # skip: (id, view) that failed in this start
     "All jobs as the planner sees them"
-    all_rounds = {r['claim']: r['rounds'].get('alone', []) for r in data['rows']}
+    all_rounds, measured = {r['claim']: r['rounds'].get('alone', []) for r in data['rows']}, {r['claim']: r['passes'].get('alone') for r in data['rows']}
     out, width = [], lambda factor: None if factor is None else (factor['high'] - factor['low']) / 2 / factor['p50']
     for row in data['rows']:
         i, guess = row['claim'], partial(expected_cost, row['claim'], row['kind'], share_s=share_s, cuda=bench.cuda, loss_steps=bench.loss_steps, warm='compiled' in bench.cache)
@@ -1132,7 +1132,8 @@ def works_of(data: dict, bench: Bench, share_s: float, skip: set) -> list[Work]:
             rounds, waits = row['rounds'].get(view, []), _waits(bench, i, view)
             final = bool(found.get('final')) or any(len(rounds) >= len(all_rounds[w]) for w in waits)
             cost = max(row['cost_s'].get(view) or guess(view=view, step_s=bench.step_s if view == 'alone' else bench.on_s or bench.step_s), 1.25 * data.get('too_long', {}).get(f'{i} {view}', 0.))
-            out.append(Work(i, view, cost, row['passes'].get(view, 0), None if few(rounds) else width(found.get('ratio')), final, NEEDS.get(i, ()) or waits, i in ('all_3090', 'bf16')))
+            needs = tuple(n for n in NEEDS.get(i, ()) or waits if not measured[n]) # what this start is asked for may follow from what an earlier one measured
+            out.append(Work(i, view, cost, row['passes'].get(view, 0), None if few(rounds) else width(found.get('ratio')), final, needs, i in ('all_3090', 'bf16')))
     if ('ladder', 'ladder') not in skip: out.append(_ladder_work(data, bench, share_s))
     return out
 
@@ -1240,9 +1241,9 @@ def run_plan(
 ) -> dict:
     "Measure until the planner has nothing more to do"
     start, skip, facts = clock(), set(), facts_of(bench)
-    why = {r['claim']: problem(all_claims()[r['claim']], bench.hardware, **facts) for r in data['rows']}
+    why = {r['claim']: problem(all_claims()[r['claim']], bench.hardware, **facts) for r in data['rows'] if only is None or r['claim'] in only}
     if only is not None: skip = {(r['claim'], v) for r in data['rows'] for v in VIEWS if r['claim'] not in only} | ({('ladder', 'ladder')} if 'ladder' not in only else set())
-    unanswered = lambda r: dict(r, reason=why[r['claim']] or _kept_reason(r, only), **(_OPEN if r['source'] == 'recorded' else {}))
+    unanswered = lambda r: dict(r, reason=why.get(r['claim']) or _kept_reason(r, only), **(_OPEN if r['source'] == 'recorded' else {}))
     data['rows'] = [unanswered(r) if not r['passes'] else r for r in data['rows']]
     share_s = share_of(budget_s, len(works_of(data, bench, 1., skip)))
     if killed := data.pop('trying', None): data.setdefault('too_long', {})[killed['job']] = killed['left_s']
@@ -1275,8 +1276,8 @@ def _unmeasured(row, stopped, data, only):
     if waits := [i for i in NEEDS.get(row['claim'], ()) if not rows[i]['passes'].get('alone')]: return f"follows from {', '.join(waits)}, which has no figure" + (f" ({rows[waits[0]]['reason']})" if rows[waits[0]]['reason'] else '')
     return stopped
 
-def _kept_reason(row, only): # a row that was withdrawn says so until it is measured
-    return row['reason'] if only is not None and row['claim'] not in only and str(row['reason']).startswith('withdrawn') else None
+def _kept_reason(row, only): # what an earlier start said of a row, or that it was withdrawn, stands until the row is asked for again
+    return row['reason'] if only is not None and row['claim'] not in only else None
 
 def _said(data, work, failed):
     if failed: return f'{work.id} ({work.view}): {failed}'
@@ -1339,6 +1340,18 @@ def stand_in(settings: dict) -> str: # of a ledger
     if settings.get('workload') != 'mine' or settings.get('data', ()) is not None: return ''
     return 'no --data was given, so this is measured on the demo mails that the package brings, not on your rows'
 
+# %% ../nbs/05b_claims.ipynb #fcb600c1
+@contextmanager
+def nothing_compiled():
+    "What is compiled inside is compiled for the first time: the compilers keep nothing that another process left on this machine"
+    names = ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR')
+    before = {n: os.environ.get(n) for n in names}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ.update({n: os.path.join(folder, n.lower()) for n in names})
+        try: yield
+        finally:
+            for n, value in before.items(): os.environ.pop(n) if value is None else os.environ.update({n: value})
+
 # %% ../nbs/05b_claims.ipynb #fcb600c0
 def bench(
     workload: str = 'mine', # 'w1', 'w2', 'w3' or 'mine'
@@ -1372,7 +1385,8 @@ def bench(
         ledger.update(now, provenance=origin, hardware=json.loads(hw.to_json()), step_s=ready.step_s, cache={k: ready.cache[k] for k in ('spread', 'largest') if k in ready.cache})
         write_json(path, ledger)
     ledger['starts'] = [*ledger['starts'], dict(date=origin['date'], commit=origin['commit'], budget_s=budget_s, set_up_s=time.perf_counter() - start)]
-    try: run_plan(ready, ledger, budget_s - (time.perf_counter() - start), save, say, only=only)
+    try:
+        with nothing_compiled(): run_plan(ready, ledger, budget_s - (time.perf_counter() - start), save, say, only=only)
     finally:
         if path.exists(): say(f'page: {ledger_page(path)}')
     return path

@@ -6,8 +6,8 @@
 __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space', 'default_space', 'Space', 'as_space', 'ended',
            'fold_scores', 'spent', 'complete_table', 'best_complete', 'curves', 'courses', 'what_if', 'seconds_of',
            'Plan', 'requeue_interrupted', 'Interrupts', 'Search', 'next_with_key', 'BudgetSpent', 'StopAsked',
-           'Running', 'write_values', 'stored_at_once', 'tell_at_once', 'study_interval', 'tune', 'Confirmed',
-           'Confirmation', 'confirm', 'study_summary']
+           'Running', 'write_values', 'read_once', 'stored_at_once', 'tell_at_once', 'study_interval', 'tune',
+           'Confirmed', 'Confirmation', 'confirm', 'study_summary']
 
 # %% ../nbs/04_hpo.ipynb #61925040
 import gc, hashlib, json, math, multiprocessing, os, pickle, re, signal, threading, time
@@ -448,9 +448,9 @@ def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
         counts = lambda trials, before=math.inf: sum(ended(t) is not None or t.state == TrialState.RUNNING for t in trials if t.number < before)
         n = self.plan.n_trials
         if n is not None and counts(self.looked) >= n: return None
-        trial = self.study.ask()
+        with read_once(self.study._storage): trial = self.study.ask()
         self.mine.add((self.study.study_name, trial.number)); HELD.add((self.study.study_name, trial.number))
-        with stored_at_once(trial, self.looked, worker=self.me):
+        with stored_at_once(trial, self.looked, worker=self.me), read_once(self.study._storage):
             for name, distribution in (self.plan.space.fixed or {}).items(): trial._suggest(name, distribution) # as `study.ask` does
         if n is not None and not self.alone and counts(self.trials(), trial.number) >= n: # without a lock: others came first
             trial.set_user_attr('interrupted', 'surplus')
@@ -555,6 +555,17 @@ def write_values(
     trial._cached_frozen_trial.user_attrs.update(attrs)
 
 # %% ../nbs/04_hpo.ipynb #103baf9b
+@contextmanager
+def read_once(storage):
+    "What was just read of a study stands inside: Optuna would read it again for each question, at milliseconds each"
+    name = '_read_trials_from_remote_storage'
+    if not hasattr(storage, name): # no cache of a relational storage
+        yield
+        return
+    setattr(storage, name, lambda study_id: None)
+    try: yield
+    finally: storage.__dict__.pop(name, None) # a thread beside this one may have done it
+
 class _Drawing:
     "The storage of a trial, which keeps its parameters back while they are drawn"
     def __init__(self, storage): self.storage, self.params = storage, []

@@ -1,5 +1,5 @@
 "The ledger of claims: verdicts, planner, reasons, a run that is killed and goes on, files that are no ledger"
-import base64, hashlib, json, re, subprocess, sys, time
+import base64, hashlib, json, os, re, subprocess, sys, time
 from dataclasses import replace
 
 import numpy as np
@@ -333,6 +333,29 @@ def test_a_row_that_was_withdrawn_counts_nowhere_and_is_measured_again(tiny, fak
     assert next(r for r in kept['rows'] if r['claim'] == claim.id)['reason'] == row['reason'], 'a start that asks for other rows leaves it'
     again = next(r for r in run_plan(tiny, dict(data), 50., lambda now: None, only={claim.id}, **faked)['rows'] if r['claim'] == claim.id)
     assert again['ratio'] and again['reason'] is None and again['passes'] == dict(alone=1) and len(again['rounds']['alone']) == 6
+
+
+def test_a_start_that_asks_for_a_row_alone_takes_what_an_earlier_one_measured(tiny, faked):
+    first = run_plan(tiny, fresh(), 200., lambda now: None, only={'compile', 'zero_grad_none'}, **faked)
+    for row in first['rows']:
+        if row['claim'] == 'compile_max_autotune': row.update(passes=dict(alone=1), rounds=dict(alone=[1.1] * 6), ratio=dict(p50=1.1, low=1.1, high=1.1))
+        if row['claim'] == 'sdpa_step': row['reason'] = 'not applicable: the model has SDPA already'
+    then = {r['claim']: r for r in run_plan(tiny, first, 50., lambda now: None, only={'hpo_ladder'}, **faked)['rows']}
+    assert then['hpo_ladder']['passes'] == dict(alone=1) and then['hpo_ladder']['reason'] is None
+    assert then['sdpa_step']['reason'] == 'not applicable: the model has SDPA already' and then['bf16']['reason'] == 'not asked for'  # the first start found out, the second did not ask
+
+
+def test_a_row_with_too_few_rounds_comes_before_one_with_a_wide_interval():
+    few, wide, first = Work('single_item', 'alone', 5., 1), Work('tf32', 'alone', 5., 1, width=.3), Work('bf16', 'top', 5., 0)
+    assert next_work([wide, few], 60.).value is few and next_work([wide, few, first], 60.).value is first
+
+
+def test_a_start_compiles_everything_anew_and_leaves_the_users_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv('TORCHINDUCTOR_CACHE_DIR', str(tmp_path)); monkeypatch.delenv('TRITON_CACHE_DIR', raising=False)
+    with pytest.raises(KeyError), module.nothing_compiled():
+        assert os.environ['TORCHINDUCTOR_CACHE_DIR'] != str(tmp_path) and 'TRITON_CACHE_DIR' in os.environ
+        raise KeyError
+    assert os.environ['TORCHINDUCTOR_CACHE_DIR'] == str(tmp_path) and 'TRITON_CACHE_DIR' not in os.environ
 
 
 def test_the_committed_ledgers_hold_no_row_that_measured_something_else():
