@@ -6,8 +6,9 @@
 The training runs in a Jupyter kernel, as a cell of a notebook does. It appends a reading to its run folder at each step, so
 that each look of a view finds something new to show. Three ways in turns, and the first one twice as a control:
 no view; `training_view` and `watch` live in threads of the same kernel; the same two live in a kernel of another process. The
-views are there all the time and are held still while it is not their turn; each turn begins with a look at once, so
-that a turn holds more looks than the same time of a view that has been open for long.
+views are there all the time and are held still while it is not their turn; a quarter into each turn they look at once,
+so that a turn holds more looks than the same time of a view that has been open for long, and each look has steps
+without one before and after it.
 
 Two clocks: the wall, and the processor seconds of the training's process, all threads, so those of views in it too. The
 second one is not misled by what else a machine does, and does not see a wait for a core, a lock or the disk.
@@ -113,10 +114,11 @@ def measure(args, folder, looker_pid):
     steps, cpu, turns = max(1, round(args.turn / one)), {name: {} for name in NAMES}, []
     def turn(name):
         def run(number):
-            if name == NAMES[2]: gate.set()
-            if name == NAMES[3]: os.kill(looker_pid, signal.SIGCONT)
             before, ticks = time.process_time(), [time.perf_counter()]
-            for _ in range(steps): step(); ticks.append(time.perf_counter())
+            for n in range(steps):
+                if n == steps // 4 and name == NAMES[2]: gate.set()
+                if n == steps // 4 and name == NAMES[3]: os.kill(looker_pid, signal.SIGCONT)
+                step(); ticks.append(time.perf_counter())
             cpu[name][number] = time.process_time() - before
             if name == NAMES[2]: turns.append([*zip(ticks, ticks[1:])])
             gate.clear()
