@@ -114,6 +114,7 @@ def _run(name, work, common, given):
         os.dup2(os.open(os.devnull, os.O_WRONLY), terminal.out.fileno()) # so that Python's last flush finds a place
         return 0
     except OSError as exc:
+        if exc.errno in (errno.EACCES, errno.EPERM) and exc.filename: return _say(f'optkit {name}: {exc.filename}: {exc.strerror}', 2, terminal)
         if exc.errno in _FULL: return _say(f'optkit {name}: {exc.filename or "the disk"}: {exc.strerror}; what was written before is kept, and the same command goes on', 1, terminal)
         if type(exc).__name__ == 'StorageLost': return _say(f'optkit {name}: {exc}', 1, terminal)
         raise
@@ -411,10 +412,10 @@ def _bench(args):
     if not 1 <= args.rows <= len(table): raise InputError(f'--rows is {args.rows}, expected 1 to {len(table)}')
     out = _record_place(args.out or f'bench/results/demo-ladder-{hardware.card}.json')
     model = load_model(args.model, table.classes, tokenizer)
-    store = tokenise(table, tokenizer, min(args.max_length, model_length(model, tokenizer)))
+    store = tokenise(table, tokenizer, min(args.max_length, model_length(model, tokenizer)), args.progress)
     rungs = default_rungs(hardware, args.effective_batch, args.effective_batch, args.compile)
     base = TrainConfig(lr=1e-4, effective_batch=args.effective_batch)
-    ladder = measure_ladder(model, store, np.arange(args.rows), rungs, base, hardware, args.seconds, loss_steps=20, max_rounds=args.rounds, min_rounds=min(40, args.rounds), width=.01)
+    ladder = measure_ladder(model, store, np.arange(args.rows), rungs, base, hardware, args.seconds, loss_steps=20, progress=args.progress, max_rounds=args.rounds, min_rounds=min(40, args.rounds), width=.01)
     rows = [dict(asdict(r), verdict=_verdict(r, row_verdict)) for r in ladder.records]
     save_records(out, rows, hardware, _words(), workload=f'demo mails, {_model_words(args.model)}', note=ladder.note, stopped=ladder.comparison.stopped, confidence=ladder.comparison.confidence)
     return f'{ladder}\nrecord: {out}', dict(record=str(out), rows=rows)
@@ -459,7 +460,7 @@ def do_bench(terminal, **given):
     "Measure the ladder of optimizations, or every claim on a workload, and write a record"
     from optkit.data import InputError
     if given['workload'] not in (None, *_WORKLOADS): raise InputError(f"--workload is {given['workload']!r}, expected one of {_WORKLOADS}")
-    return _bench(SimpleNamespace(**given | dict(compile=given['compile'] or None)))
+    return _bench(SimpleNamespace(**given | dict(compile=given['compile'] or None, progress=not terminal.quiet)))
 
 # %% ../nbs/05a_cli.ipynb #ae16a6a3
 @command(words=_argument(list[str] | None, 'a run folder, and fields of a configuration such as compile=default', '[RUN] [NAME=VALUE]...', None), preset=_PRESET,

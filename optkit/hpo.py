@@ -596,6 +596,7 @@ def stored_at_once(
                 for name, value in attrs.items(): set_(session, models.TrialUserAttributeModel, number, name, value)
     trial._cached_frozen_trial.user_attrs.update(attrs)
 
+# %% ../nbs/04_hpo.ipynb #3c51e0a7
 @patch
 def begin(self: Search, trial, params) -> Running:
     "Put a trial on its way, with the folds that an interrupted one left it"

@@ -506,6 +506,7 @@ def status(
 ) -> 'Status':
     "What is on, off or not applicable, why, and what it is worth; with checks that run. Writes nothing."
     import torch
+    if not isinstance(config, TrainConfig | None): raise InputError(f'{config!r} is no TrainConfig; a run folder is given as run=, a card as hardware=hardware_with(known_gpu(...))')
     hw, found = hardware or detect(), {} if run is None else read_run(run)
     records = read_committed() if records is None else records
     convolutions = 0 if model is None else sum(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())

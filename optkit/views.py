@@ -8,7 +8,7 @@ __all__ = ['BLUE', 'GREY', 'RED', 'GREEN', 'ORANGE', 'LOOKS', 'MOST_POINTS', 'SH
            'trial_rows', 'StudyView', 'study_view', 'ClaimsView', 'claims_view']
 
 # %% ../nbs/06_views.ipynb #0a2e3379
-import base64, io, math, os, threading, time
+import base64, io, math, os, threading, time, warnings
 from collections import deque
 from functools import lru_cache
 from dataclasses import asdict, dataclass, field, replace
@@ -301,12 +301,16 @@ class TrainingView(View):
 
     def words(self):
         now, history = self.state
-        if now is None: return '\n'.join([f'{self.folder}: no reading yet', *([self.problem] if self.problem else [])])
+        if now is None: return '\n'.join([self._none(), *([self.problem] if self.problem else [])])
         rate = f'{now.tokens_per_s:,.0f} real tokens/s' if now.tokens_per_s else ''
         peak = f', {now.mfu:.1%} of the card’s peak ({now.tokens_per_s / now.mfu:,.0f} tokens/s)' if now.mfu and now.tokens_per_s else ', peak of this machine unknown' if rate else ''
         left = f'{duration(now.seconds)} so far, {duration(now.seconds_left)} left' if now.state == 'running' else f'{duration(now.seconds)} in all'
         said = [f'{now.state}: step {now.step} of {now.total}, epoch {now.epoch} of {now.epochs}, {left}', rate + peak]
         return '\n'.join([line for line in [*said, now.note, self.problem] if line])
+
+    def _none(self):
+        study = any((self.folder / n).is_file() for n in ('plan.json', 'study.db'))
+        return f'{self.folder}: a study, whose trainings keep no readings; `study_view` shows its trials' if study else f'{self.folder}: no reading yet'
 
     def stop(self):
         "Ask the training to end after its current step; it can be resumed"
@@ -434,7 +438,7 @@ class StudyView(View):
         rows, best = self.rows(), self.best()
         count = {s: sum(r['state'] == s for r in rows) for s in ('complete', 'stopped', 'failed', 'running')}
         said = [f"{sum(count.values()) - count['running']}{f' of {self.n_trials}' if self.n_trials else ''} trials: " + ', '.join(f'{n} {s}' for s, n in count.items() if n)]
-        said += [f"running: trial {r['number']} at fold {r['fold']} of {self.settings.get('folds', 1)}, epoch {r['epoch']} of {self.settings.get('epochs') or 'n/a'}" for r in rows if r['state'] == 'running']
+        said += [f"running: trial {r['number']}" + (f" at fold {r['fold']} of {self.settings.get('folds', 1)}, epoch {r['epoch']} of {self.settings.get('epochs') or 'n/a'}" if r['epoch'] else ', in its first epoch') for r in rows if r['state'] == 'running']
         if best: said.append(f"best: trial {best['number']} with {self.plain(best['value']):.4f} over {len(best['folds']) or 1} folds; " + ', '.join(f'{k}={v:.3g}' if isinstance(v, float) else f'{k}={v}' for k, v in best['params'].items()))
         if self.known[1]: said.append('what mattered: ' + ', '.join(f'{k} {v:.2f}' for k, v in self.known[1].items()))
         if self.upto is None and self.state[1]: said.append(f'forecast: {self.state[1]}')
@@ -468,8 +472,11 @@ def _importance(study, rows):
     import optuna
     if sum(r['state'] in ('complete', 'stopped') for r in rows) < 8: return {}
     try:
-        return optuna.importance.get_param_importances(study, evaluator=_evaluator())
-    except Exception: return {} # all values alike, or a single parameter value
+        with silent():
+            warnings.filterwarnings('ignore', message='Target and region quantiles') # so many values alike that the best cannot be told
+            found = optuna.importance.get_param_importances(study, evaluator=_evaluator())
+    except Exception: return {} # a single parameter value
+    return {} if len(found) > 1 and len({*found.values()}) == 1 else found # all the same: nothing was found
 
 _MARKS = dict(complete=('o', 'circle', BLUE), stopped=('x', 'x', GREY), failed=('v', 'triangle-down', RED), running=('s', 'square-open', ORANGE))
 

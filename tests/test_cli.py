@@ -156,6 +156,19 @@ def test_a_place_that_cannot_be_written_to_is_said_before_the_work(folder, tmp_p
     assert [p.name for p in tmp_path.iterdir()] == ['file']
 
 
+def test_a_run_folder_that_cannot_be_written_to_ends_with_2_and_a_line(folder, tmp_path, capsys, monkeypatch):
+    import optkit.report
+    (tmp_path / 'run.json').touch()
+    def refuses(path): raise PermissionError(13, 'Permission denied', str(path))
+    monkeypatch.setattr(optkit.report, 'render', refuses)
+    assert main(['report', str(tmp_path)]) == 2 and capsys.readouterr().err == f'optkit report: {tmp_path}: Permission denied\n'
+
+
+def test_quiet_shows_no_bars_while_the_ladder_is_measured(folder, tmp_path, capsys):
+    words = ['bench', '--model', str(folder / 'model'), '--rows', '40', '--max-length', '8', '--effective-batch', '4', '--seconds', '1', '--rounds', '5', '--out', str(tmp_path / 'x.json'), '--quiet']
+    assert main(words) == 0 and capsys.readouterr().err == ''
+
+
 @pytest.mark.slow
 def test_a_worker_takes_part_in_a_study(folder, tmp_path, capsys):
     "The job waits between its first trials until the worker has begun; both end with the same twelve"

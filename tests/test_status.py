@@ -201,6 +201,10 @@ def test_run_folders_that_are_none(tmp_path):
     with pytest.raises(InputError): read_run(tmp_path)
 
 
+def test_a_folder_in_place_of_a_configuration_is_said():
+    with pytest.raises(InputError, match="'runs/one' is no TrainConfig; a run folder is given as run="): status('runs/one')
+
+
 def test_every_claim_of_the_status_is_a_claim_and_every_fix_a_setting():
     from optkit.report import claims
     from optkit.trainer import parse_settings

@@ -137,6 +137,9 @@ def test_a_training_view_says_where_it_stands(tmp_path):
     assert view.over and 'RuntimeError: no' in view.words()
 
 
+def test_a_training_view_of_a_study_says_where_to_look(study): assert 'study_view' in training_view(study).words()
+
+
 def test_a_look_reads_what_was_appended_and_sees_what_reading_all_sees(tmp_path):
     path, view = tmp_path / 'progress.json', None
     for now in [*readings(5), *readings(3, at=3), *readings(4, at=1), *readings(900)]:
@@ -205,6 +208,15 @@ def test_a_study_is_read_and_not_written_to(study):
     best = view.best()
     assert best['value'] == max(r['value'] for r in rows if r['state'] == 'complete') and f"trial {best['number']}" in view.words() and len(best['folds']) == 3
     assert set(view.known[1]) == {'lr', 'weight_decay'} and sum(view.known[1].values()) == pytest.approx(1)
+
+
+def test_nothing_mattered_where_all_values_are_alike(tmp_path, recwarn):
+    made = optuna.create_study(storage=open_storage(tmp_path / 'study.db').storage, direction='maximize')
+    space = dict(a=optuna.distributions.FloatDistribution(0, 1), b=optuna.distributions.FloatDistribution(0, 1))
+    made.add_trials([optuna.trial.create_trial(params=dict(a=n / 12, b=1 - n / 12), distributions=space, value=.5) for n in range(12)])
+    recwarn.clear()
+    view = study_view(tmp_path)
+    assert 'what mattered' not in view.words() and view.png() and not [w for w in recwarn if 'quantiles' in str(w.message)]
 
 
 def test_looking_back_shows_the_trials_up_to_then(study):
