@@ -188,7 +188,7 @@ _DATA = dict(data=_option(str, 'table: .csv, .tsv, .jsonl (also .gz or .xz) or .
 _PRESET = _option(str | None, 'rtx3090, rtx5090, h100, any card by name, or auto: a configuration with a reason for each value')
 _JOB = dict(settings=SETTINGS, out=_option(str | None, 'run folder; a second start with the same one goes on'), budget=_option(str | None, 'size the job to about this time: 270, 90m, 8h', metavar='TIME'),
     preset=_PRESET, trials=_option(int | None, 'trials of the study'), folds=_option(int | None, 'folds of a trial (3)'), epochs=_option(int | None, 'epochs of a fold'), max_length=_option(int | None, 'tokens a row', metavar='TOKENS'),
-    rows=_option(int | None, 'rows that the search may use'), seed=_option(int | None), lr=_option(float | None, 'learning rate of the first training'), effective_batch=_option(int | None, 'rows of an optimizer step', metavar='ROWS'),
+    rows=_option(int | None, 'rows that the search may use'), seed=_option(int | None, 'of folds, samples, suggestions and weights that are new'), lr=_option(float | None, 'learning rate of the first training'), effective_batch=_option(int | None, 'rows of an optimizer step', metavar='ROWS'),
     space=_option(list[str] | None, 'what to search, once a parameter; also name=a,b,c', metavar='NAME=LOW..HIGH[:log]'), strategy=_option(str | None, 'when a trial is given up: racing, none, hyperband, asha, wilcoxon or reports (racing)'),
     metric=_option(str | None, 'macro_f1, accuracy, matthews, auroc or loss'), precision=_option(str | None, 'bf16, fp16 or fp32'), no_ladder=_option(bool, 'do not measure the optimizations', '--no-ladder', default=False))
 
@@ -284,7 +284,7 @@ def _splits(table, folds, held_out, seed):
 
 # %% ../nbs/05a_cli.ipynb #eb0b186f
 @command(**_DATA, settings=SETTINGS, out=_option(str, 'run folder; a second start with the same one goes on', default='runs/train'), preset=_PRESET, epochs=_option(int | None, 'epochs'), max_length=_option(int | None, 'tokens a row', metavar='TOKENS'),
-         folds=_option(int | None, 'evaluate each row once, over this many folds'), held_out=_option(float, 'share of the rows to evaluate on, without folds', default=.2), seed=_option(int | None))
+         folds=_option(int | None, 'evaluate each row once, over this many folds'), held_out=_option(float, 'share of the rows to evaluate on, without folds', default=.2), seed=_option(int | None, 'of folds, samples and weights that are new'))
 def do_train(terminal, **given):
     "Train once with one configuration, or over folds"
     from optkit.job import _Lock

@@ -147,7 +147,7 @@ class View:
 
 # %% ../nbs/06_views.ipynb #734799e2
 def _until_next(view, cost, share):
-    "Seconds until the next look: where the process does something else too, its live views together take at most half a hundredth of a core; in a kernel that only looks, each a tenth"
+    "Seconds until the next look: where the process does something else too, its live views together take about half a hundredth of a core at most; in a kernel that only looks, each a tenth"
     return max(view.every, cost * (LOOKS * max(1, len(_LIVE)) if share > .25 else 10))
 
 def _again(view):
