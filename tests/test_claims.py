@@ -345,6 +345,15 @@ def test_a_start_that_asks_for_a_row_alone_takes_what_an_earlier_one_measured(ti
     assert then['sdpa_step']['reason'] == 'not applicable: the model has SDPA already' and then['bf16']['reason'] == 'not asked for'  # the first start found out, the second did not ask
 
 
+def test_a_stall_before_the_plan_leaves_no_rows_out(tiny, monkeypatch):
+    from types import SimpleNamespace
+    told = iter([[7.7], [.3, .2], [.4, .1, 5.]])
+    monkeypatch.setattr(module, 'timed', lambda *a, **k: SimpleNamespace(seconds=dict(step=next(told))))
+    assert module.quickest(tiny, SimpleNamespace(step=None), 2., 5) == .2 and module.quickest(tiny, SimpleNamespace(step=None), 2., 5) == .1
+    told = iter([[70.]])  # that slow: not timed again
+    assert module.quickest(tiny, SimpleNamespace(step=None), 2., 5) == 70.
+
+
 def test_a_row_with_too_few_rounds_comes_before_one_with_a_wide_interval():
     few, wide, first = Work('single_item', 'alone', 5., 1), Work('tf32', 'alone', 5., 1, width=.3), Work('bf16', 'top', 5., 0)
     assert next_work([wide, few], 60.).value is few and next_work([wide, few, first], 60.).value is first
