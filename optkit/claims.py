@@ -1263,7 +1263,7 @@ def run_plan(
         save(data)
         say(f'{clock() - start:5.0f} s  {_said(data, work, failed)}')
     data['stopped'], card = choice.reason, bench.hardware.card
-    data['rows'] = [dict(r, reason=_unmeasured(r, choice.reason, data, only)) if not r['passes'].get('alone') and not r['reason'] else r for r in data['rows']]
+    data['rows'] = [dict(r, reason=_unmeasured(r, choice.reason, data, only)) if not r['passes'].get('alone') and (not r['reason'] or 'which has no figure' in r['reason']) else r for r in data['rows']]
     data['rows'] = [with_record(r, all_claims()[r['claim']], card, workload=bench.name) for r in data['rows']]
     save(data)
     return data
@@ -1272,8 +1272,9 @@ def run_plan(
 def _unmeasured(row, stopped, data, only):
     "Why a row has no figure although nothing speaks against it"
     rows = {r['claim']: r for r in data['rows']}
-    if only is not None and row['claim'] not in only: return 'not asked for'
-    if waits := [i for i in NEEDS.get(row['claim'], ()) if not rows[i]['passes'].get('alone')]: return f"follows from {', '.join(waits)}, which has no figure" + (f" ({rows[waits[0]]['reason']})" if rows[waits[0]]['reason'] else '')
+    waits = [i for i in NEEDS.get(row['claim'], ()) if not rows[i]['passes'].get('alone')]
+    if only is not None and row['claim'] not in only and not (row['reason'] and waits): return 'not asked for' # of one that waited in an earlier start it is said what it waits for now
+    if waits: return f"follows from {', '.join(waits)}, which has no figure" + (f" ({rows[waits[0]]['reason']})" if rows[waits[0]]['reason'] else '')
     return stopped
 
 def _kept_reason(row, only): # what an earlier start said of a row, or that it was withdrawn, stands until the row is asked for again
@@ -1305,6 +1306,7 @@ def ready_bench(
     bench.loss_steps = 12 if bench.cuda else 6 if bench.step_s < .3 else 4 if bench.step_s < .8 else 2
     return bench
 
+# %% ../nbs/05b_claims.ipynb #47282561
 def quickest(bench: Bench, side, budget_s: float, rounds: int) -> float: # seconds
     "A step of the fastest round: other work on the machine only adds to it, and a stall must not make the plan leave rows out"
     once = lambda: [*timed(bench, dict(step=side.step), budget_s, max_rounds=rounds, min_rounds=rounds, watch=None).seconds['step']]

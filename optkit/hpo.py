@@ -23,6 +23,7 @@ import numpy as np
 import optuna
 from fastcore.basics import patch
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution, distribution_to_json, json_to_distribution
+from optuna.distributions import _convert_old_distribution_to_new_distribution as _present, check_distribution_compatibility
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 from tqdm.auto import tqdm
@@ -129,7 +130,7 @@ def as_space(space) -> Space: # function, dict of distributions, or texts
         if bad := [k for k, d in space.items() if not isinstance(d, BaseDistribution)]: raise InputError(f'space: {bad[0]!r} is {space[bad[0]]!r}, expected a distribution of Optuna')
         if not space: raise InputError('the space is empty; expected at least one parameter')
         ends = {k: getattr(d, 'choices', None) or (d.low, d.high) for k, d in space.items()}
-        return Space(_drawn, {k: distribution_to_json(d) for k, d in space.items()}, space, tuple({**{n: e[0] for n, e in ends.items()}, k: v} for k, values in ends.items() for v in values))
+        return Space(_drawn, {k: distribution_to_json(d) for k, d in space.items()}, {k: _present(d, True) for k, d in space.items()}, tuple({**{n: e[0] for n, e in ends.items()}, k: v} for k, values in ends.items() for v in values))
     if not callable(space): raise InputError(f'space is {space!r}, expected a function of a trial, a dict of distributions or texts such as lr=1e-5..1e-3:log')
     return Space(space, *_probe(space))
 
@@ -448,9 +449,9 @@ def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
         counts = lambda trials, before=math.inf: sum(ended(t) is not None or t.state == TrialState.RUNNING for t in trials if t.number < before)
         n = self.plan.n_trials
         if n is not None and counts(self.looked) >= n: return None
-        with read_once(self.study._storage): trial = self.study.ask()
+        with read_once(self.study._storage, self.looked): trial = self.study.ask()
         self.mine.add((self.study.study_name, trial.number)); HELD.add((self.study.study_name, trial.number))
-        with stored_at_once(trial, self.looked, worker=self.me), read_once(self.study._storage):
+        with stored_at_once(trial, self.looked, worker=self.me), read_once(self.study._storage, self.looked):
             for name, distribution in (self.plan.space.fixed or {}).items(): trial._suggest(name, distribution) # as `study.ask` does
         if n is not None and not self.alone and counts(self.trials(), trial.number) >= n: # without a lock: others came first
             trial.set_user_attr('interrupted', 'surplus')
@@ -556,22 +557,30 @@ def write_values(
 
 # %% ../nbs/04_hpo.ipynb #103baf9b
 @contextmanager
-def read_once(storage):
-    "What was just read of a study stands inside: Optuna would read it again for each question, at milliseconds each"
-    name = '_read_trials_from_remote_storage'
-    if not hasattr(storage, name): # no cache of a relational storage
+def read_once(
+    storage, # of a study
+    trials: Sequence[FrozenTrial] = () # of the study, as they were just read
+):
+    "What was just read of a study stands inside, for this thread: Optuna would read it again for each question, at milliseconds each"
+    name, me = '_read_trials_from_remote_storage', threading.get_ident()
+    if not hasattr(storage, name) or any(t.state == TrialState.WAITING for t in trials): # no cache of a relational storage; or a trial that is taken from the queue would still seem to wait in it
         yield
         return
-    setattr(storage, name, lambda study_id: None)
+    read = getattr(type(storage), name)
+    setattr(storage, name, lambda study_id: None if threading.get_ident() == me else read(storage, study_id))
     try: yield
     finally: storage.__dict__.pop(name, None) # a thread beside this one may have done it
 
 class _Drawing:
     "The storage of a trial, which keeps its parameters back while they are drawn"
-    def __init__(self, storage): self.storage, self.params = storage, []
+    def __init__(self, storage, earlier): self.storage, self.earlier, self.params = storage, earlier, []
     def __getattr__(self, name): return getattr(self.storage, name)
-    def set_trial_param(self, _, *param): self.params.append(param)
+    def set_trial_param(self, _, name, value, distribution):
+        known = next((t.distributions[name] for t in reversed(self.earlier) if name in t.distributions), None)
+        if known is not None: check_distribution_compatibility(known, distribution) # refused where it is drawn, as in Optuna
+        self.params.append((name, value, distribution, known))
 
+# %% ../nbs/04_hpo.ipynb #103baf9c
 @contextmanager
 def stored_at_once(
     trial: Trial, # that runs
@@ -585,14 +594,13 @@ def stored_at_once(
         for name, value in attrs.items(): trial.set_user_attr(name, value)
         yield
         return
-    trial.storage = drawing = _Drawing(storage)
+    trial.storage = drawing = _Drawing(storage, earlier)
     try: yield
     finally:
         trial.storage, number = storage, trial._trial_id
         if drawing.params or attrs:
             with _session(backend.scoped_session, True) as session:
-                for name, value, distribution in drawing.params:
-                    put(session, number, name, value, distribution, next((t.distributions[name] for t in reversed(earlier) if name in t.distributions), None))
+                for param in drawing.params: put(session, number, *param)
                 for name, value in attrs.items(): set_(session, models.TrialUserAttributeModel, number, name, value)
     trial._cached_frozen_trial.user_attrs.update(attrs)
 

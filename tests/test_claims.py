@@ -354,6 +354,16 @@ def test_a_stall_before_the_plan_leaves_no_rows_out(tiny, monkeypatch):
     assert module.quickest(tiny, SimpleNamespace(step=None), 2., 5) == 70.
 
 
+def test_a_derived_row_that_waited_says_what_it_waits_for_after_each_start(tiny, faked):
+    start = lambda data, *only: {r['claim']: r for r in run_plan(tiny, data, 100., lambda now: None, only={*only}, **faked)['rows']}['hpo_ladder']['reason']
+    data = fresh()
+    assert start(data, 'hpo_ladder').startswith('follows from compile, zero_grad_none, compile_max_autotune, which')
+    assert start(data, 'zero_grad_none').startswith('follows from compile, compile_max_autotune, which')
+    for row in data['rows']:
+        if row['claim'].startswith('compile'): row.update(passes=dict(alone=1), rounds=dict(alone=[1.1] * 6), ratio=dict(p50=1.1, low=1.1, high=1.1), reason=None)
+    assert start(data, 'zero_grad_none') == 'not asked for' and start(data, 'hpo_ladder') is None
+
+
 def test_a_row_with_too_few_rounds_comes_before_one_with_a_wide_interval():
     few, wide, first = Work('single_item', 'alone', 5., 1), Work('tf32', 'alone', 5., 1, width=.3), Work('bf16', 'top', 5., 0)
     assert next_work([wide, few], 60.).value is few and next_work([wide, few, first], 60.).value is first

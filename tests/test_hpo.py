@@ -1251,6 +1251,46 @@ def test_parameters_stored_at_once_take_one_transaction_and_refuse_another_space
     assert study.trials[3].params == {}
 
 
+def test_a_space_that_catches_a_refused_distribution_goes_on_as_with_optuna(tmp_path):
+    from optkit.hpo import stored_at_once
+    from optkit.storage import sqlite_storage
+    study = optuna.create_study(storage=sqlite_storage(tmp_path / 's.db'))
+    trial = study.ask(); trial.suggest_int('a', 0, 3); study.tell(trial, 1.)
+    trial = study.ask()
+    with stored_at_once(trial, study.trials):
+        trial.suggest_int('b', 0, 3)
+        with pytest.raises(ValueError): trial.suggest_categorical('a', ['x', 'y'])
+    assert [*study.trials[1].params] == ['b']
+
+
+def test_an_exhaustive_sampler_completes_what_waits_in_the_queue(tmp_path):
+    for where in ('memory', tmp_path / 's.db', tmp_path / 's.log'):
+        study = tune(lambda params, fold: [params['k']], ['k=1..3', 'c=a,b'], n_trials=6, folds=1, storage=where, progress=False, say=lambda text: None,
+                     sampler=optuna.samplers.BruteForceSampler(seed=0), first=[dict(k=2), dict(c='b')])
+        assert len({(t.params['k'], t.params['c']) for t in study.trials}) == 6 and study.trials[0].params['k'] == 2
+
+
+def test_a_thread_beside_one_that_reads_a_study_once_reads_it_anew(tmp_path):
+    from optkit.hpo import read_once
+    from optkit.storage import sqlite_storage
+    study, found = optuna.create_study(storage=sqlite_storage(tmp_path / 's.db')), {}
+    trial = study.ask()
+    study.tell(trial, 1.); assert len(study.trials) == 1
+    optuna.load_study(study_name=study.study_name, storage=study._storage._backend).add_trial(optuna.trial.create_trial(value=2.)) # by another process
+    with read_once(study._storage):
+        beside = threading.Thread(target=lambda: found.update(beside=len(study.trials)))
+        here = len(study.trials)
+        beside.start(); beside.join()
+    assert (here, found['beside']) == (1, 2)
+
+
+@pytest.mark.filterwarnings('ignore::FutureWarning')
+def test_a_distribution_of_an_older_optuna_is_kept_as_the_present_one():
+    old = optuna.distributions.LogUniformDistribution(.1, 1.)
+    study = tune(lambda params, fold: [params['x']], dict(x=old), n_trials=1, folds=1, storage='memory', progress=False)
+    assert study.trials[0].distributions == dict(x=optuna.distributions.FloatDistribution(.1, 1., log=True))
+
+
 def test_a_pruned_trial_with_two_objectives_is_told_without_a_value():
     from optkit.hpo import tell_at_once
     study = optuna.create_study(directions=['maximize', 'minimize'], pruner=optuna.pruners.NopPruner())
