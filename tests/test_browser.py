@@ -38,7 +38,7 @@ class Page:
     "A page of Chromium"
     def __init__(self, port):
         tab = json.load(urllib.request.urlopen(urllib.request.Request(f'http://127.0.0.1:{port}/json/new?about:blank', method='PUT')))
-        self.socket, self.numbers = websocket.create_connection(tab['webSocketDebuggerUrl'], timeout=60, suppress_origin=True), itertools.count(1)
+        self.socket, self.numbers = websocket.create_connection(tab['webSocketDebuggerUrl'], timeout=180, suppress_origin=True), itertools.count(1)
         self('Page.enable')
 
     def __call__(self, method, **params):
