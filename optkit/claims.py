@@ -1357,7 +1357,7 @@ def nothing_compiled():
         os.environ.update({n: os.path.join(folder, n.lower()) for n in names})
         try: yield
         finally:
-            for n, value in before.items(): os.environ.pop(n) if value is None else os.environ.update({n: value})
+            for n, value in before.items(): os.environ.pop(n, None) if value is None else os.environ.update({n: value})
 
 # %% ../nbs/05b_claims.ipynb #fcb600c0
 def bench(

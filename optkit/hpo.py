@@ -23,9 +23,11 @@ import numpy as np
 import optuna
 from fastcore.basics import patch
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution, distribution_to_json, json_to_distribution
-from optuna.distributions import _convert_old_distribution_to_new_distribution as _present, check_distribution_compatibility
+from optuna.distributions import check_distribution_compatibility
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
+try: from optuna.distributions import _convert_old_distribution_to_new_distribution as _present
+except ImportError: _present = lambda distribution, _: distribution # there are no old ones any more
 from tqdm.auto import tqdm
 
 from .batch_finder import is_out_of_memory
@@ -449,10 +451,11 @@ def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
         counts = lambda trials, before=math.inf: sum(ended(t) is not None or t.state == TrialState.RUNNING for t in trials if t.number < before)
         n = self.plan.n_trials
         if n is not None and counts(self.looked) >= n: return None
-        with read_once(self.study._storage, self.looked): trial = self.study.ask()
-        self.mine.add((self.study.study_name, trial.number)); HELD.add((self.study.study_name, trial.number))
-        with stored_at_once(trial, self.looked, worker=self.me), read_once(self.study._storage, self.looked):
-            for name, distribution in (self.plan.space.fixed or {}).items(): trial._suggest(name, distribution) # as `study.ask` does
+        with read_once(self.study._storage, self.looked):
+            trial = self.study.ask()
+            self.mine.add((self.study.study_name, trial.number)); HELD.add((self.study.study_name, trial.number))
+            with stored_at_once(trial, self.looked, worker=self.me):
+                for name, distribution in (self.plan.space.fixed or {}).items(): trial._suggest(name, distribution) # as `study.ask` does
         if n is not None and not self.alone and counts(self.trials(), trial.number) >= n: # without a lock: others came first
             trial.set_user_attr('interrupted', 'surplus')
             self.told(trial, state=TrialState.FAIL)
