@@ -478,6 +478,7 @@ def next(self: Search): # (trial, parameters), or None; (trial, `TrialPruned`) o
     self.key = key(params) if key else None
     return trial, params
 
+# %% ../nbs/04_hpo.ipynb #e3d69fd7
 def next_with_key(
     keys: Sequence, # of the trials at hand
     current # of the engine
