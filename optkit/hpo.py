@@ -11,6 +11,7 @@ __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space'
 
 # %% ../nbs/04_hpo.ipynb #61925040
 import gc, hashlib, json, math, multiprocessing, os, pickle, re, signal, threading, time
+from sqlite3 import sqlite_version_info
 from contextlib import contextmanager, suppress
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -36,7 +37,7 @@ from .folds import check_folds, strata_of, stratified_folds
 from .metrics import signed
 from .simulator import Replay, replay, simulated_runner
 from .storage import Place, StorageLost, is_dead, losing, move_aside, open_storage, put_back, sign_of, silent, sqlite_storage, worker_id, writing
-from .strategies import Course, History, Shape, Strategy, as_strategy, default_sampler, follow, told_value
+from .strategies import Course, History, Shape, Strategy, _Brackets, as_strategy, default_sampler, follow, told_value
 from .trainer import TrainConfig, Trainer, fold_runner, trial_config
 
 # %% ../nbs/04_hpo.ipynb #c531b803
@@ -535,6 +536,7 @@ def _journal_takes(trial, pairs) -> bool:
 try: # what Optuna itself writes a value with
     from optuna.storages._rdb import models
     from optuna.storages._rdb.storage import _create_scoped_session as _session
+    from sqlalchemy.dialects.sqlite import insert as _upsert
 except ImportError: _session = None # then value by value
 def write_values(
     trial: Trial, # that runs
@@ -543,8 +545,8 @@ def write_values(
 ):
     "Report values, in one transaction with the attributes where the storage is relational, in one writing where it is a journal"
     storage, attrs = getattr(trial.storage, '_backend', trial.storage), attrs or {}
-    set_ = getattr(storage, '_set_trial_attr_without_commit', None)
-    if len(pairs) + len(attrs) < 2 or not isinstance(storage, optuna.storages.RDBStorage) or _session is None or set_ is None:
+    set_ = hasattr(storage, '_set_trial_attr_without_commit')
+    if len(pairs) + len(attrs) < 2 or not isinstance(storage, optuna.storages.RDBStorage) or _session is None or not set_:
         if not (len(pairs) > 1 and _journal_takes(trial, pairs)):
             for step, value in pairs: trial.report(value, step)
         for name, value in attrs.items(): trial.set_user_attr(name, value)
@@ -555,9 +557,18 @@ def write_values(
         there = {step for step, in session.query(kind.step).filter(kind.trial_id == number)}
         rows = [dict(trial_id=number, step=step, intermediate_value=stored, intermediate_value_type=known) for step, value in pairs if step not in there for stored, known in [kind.intermediate_value_to_stored_repr(float(value))]]
         if rows: session.execute(kind.__table__.insert(), rows)
-        for name, value in attrs.items(): set_(session, models.TrialUserAttributeModel, number, name, value)
+        _put_attrs(storage, session, number, attrs)
     trial._cached_frozen_trial.intermediate_values.update(pairs)
     trial._cached_frozen_trial.user_attrs.update(attrs)
+
+def _put_attrs(storage, session, number, attrs):
+    "User attributes of a trial that runs, on SQLite in one statement; each statement of Optuna's first reads the trial"
+    kind = models.TrialUserAttributeModel
+    if storage.engine.name != 'sqlite' or sqlite_version_info < (3, 24):
+        for name, value in attrs.items(): storage._set_trial_attr_without_commit(session, kind, number, name, value)
+    elif attrs:
+        put = _upsert(kind.__table__)
+        session.execute(put.on_conflict_do_update(index_elements=['trial_id', 'key'], set_=dict(value_json=put.excluded.value_json)), [dict(trial_id=number, key=k, value_json=json.dumps(v)) for k, v in attrs.items()])
 
 # %% ../nbs/04_hpo.ipynb #103baf9b
 @contextmanager
@@ -604,8 +615,13 @@ def stored_at_once(
         trial.storage, number = storage, trial._trial_id
         if drawing.params or attrs:
             with _session(backend.scoped_session, True) as session:
-                for param in drawing.params: put(session, number, *param)
-                for name, value in attrs.items(): set_(session, models.TrialUserAttributeModel, number, name, value)
+                backend.check_trial_is_updatable(number, models.TrialModel.find_or_raise_by_id(number, session).state)
+                if all(known is not None for *_, known in drawing.params): # they were checked against it when they were drawn
+                    rows = [dict(trial_id=number, param_name=n, param_value=v, distribution_json=distribution_to_json(d)) for n, v, d, _ in drawing.params]
+                    if rows: session.execute(models.TrialParamModel.__table__.insert(), rows)
+                else:
+                    for param in drawing.params: put(session, number, *param)
+                _put_attrs(backend, session, number, attrs)
     trial._cached_frozen_trial.user_attrs.update(attrs)
 
 # %% ../nbs/04_hpo.ipynb #3c51e0a7
@@ -665,7 +681,7 @@ def report(self: Search, run: Running, fold, epoch, value):
     if several or step in run.reported: return # a fold that is repeated with a smaller batch gives the same values
     run.reported.add(step)
     run.waiting.append((step, run.tuples[-1][0]))
-    if self.plan.strategy.watches_study or time.perf_counter() - run.written > 1.: self.write(run) # a pruner reads them from the study
+    if self.plan.strategy.reads_running or time.perf_counter() - run.written > 1.: self.write(run)
 
 @patch
 def write(self: Search, run: Running, **attrs):
@@ -758,7 +774,7 @@ def _less(self: Search, run, rows, params, why):
 def tell_at_once(study: optuna.Study, trial: Trial, values, state: TrialState | None) -> bool: # False: nothing is done, only `study.tell` can
     "What `study.tell` does with a trial of this process, without reading back all that it wrote, twice"
     frozen, values = getattr(trial, '_cached_frozen_trial', None), values if values is None or isinstance(values, list) else [values]
-    if frozen is None or not isinstance(study.pruner, optuna.pruners.NopPruner): return False
+    if frozen is None or not isinstance(study.pruner, (optuna.pruners.NopPruner, _Brackets)): return False
     if state == TrialState.PRUNED and frozen.intermediate_values: # its last value, as `study.tell` has it
         values = [frozen.intermediate_values[max(frozen.intermediate_values)]]
         if math.isnan(values[0]) or len(study.directions) > 1: values = None
@@ -766,7 +782,7 @@ def tell_at_once(study: optuna.Study, trial: Trial, values, state: TrialState | 
     if state == TrialState.COMPLETE and (values is None or len(values) != len(study.directions) or not np.isfinite(values).all()): return False
     study._thread_local.cached_all_trials = None
     with suppress(UpdateFinishedTrialError): # another process ended it
-        try: study.sampler.after_trial(study, frozen, state, values)
+        try: study.sampler.after_trial(optuna.pruners._filter_study(study, frozen), frozen, state, values) # those of its bracket
         finally: study._storage.set_trial_state_values(trial._trial_id, state, values)
     return True
 

@@ -75,7 +75,8 @@ class Strategy:
     "Goes on with every trial; the others change what they must"
     name: ClassVar[str] = 'none'
     told: ClassVar[str] = 'pruned' # how the sampler hears of a stopped trial: 'pruned' or 'predicted'
-    watches_study: ClassVar[bool] = False # whether it needs Optuna's study with every value in it
+    watches_study: ClassVar[bool] = False # whether it needs Optuna's study
+    reads_running: ClassVar[bool] = False # whether that study must hold each value of a trial that still runs
 
     def check(self, shape: Shape): "Raise `InputError` for a study that this strategy cannot serve"
     def pruner(self, shape: Shape) -> optuna.pruners.BasePruner: return optuna.pruners.NopPruner()
@@ -378,6 +379,11 @@ class PrunerStrategy(Strategy):
         self.inner, self.steps = pruner, steps
 
     def pruner(self, shape): return self.inner
+    @property
+    def reads_running(self): # those of Optuna compare with trials that have ended, or by what they keep themselves
+        pruner = self.inner
+        while type(pruner) is optuna.pruners.PatientPruner and pruner._wrapped_pruner is not None: pruner = pruner._wrapped_pruner
+        return not type(pruner).__module__.startswith('optuna.')
     def asks(self, fold, epoch, shape): return not fold or self.steps != 'first'
 
     def seen(self, course: Course, shape: Shape) -> dict[int, float]: # step: value
@@ -391,7 +397,7 @@ class PrunerStrategy(Strategy):
     def within(self, course, history, shape, asked=None):
         if asked is None: raise InputError(f'{type(self.inner).__name__} needs a study of Optuna; replay takes the other strategies')
         study, sign = asked.study, 1 if asked.study.direction == optuna.study.StudyDirection.MAXIMIZE else -1
-        trial = copy.copy(study._storage.get_trial(asked._trial_id))
+        trial = asked._get_latest_trial() if hasattr(asked, '_get_latest_trial') else copy.copy(study._storage.get_trial(asked._trial_id)) # as `should_prune` does: what a pruner keeps is read when it is looked at
         trial.intermediate_values = {s: sign * v for s, v in self.seen(course, shape).items()}
         return Verdict(self.inner.prune(study, trial), f'{type(self.inner).__name__} says so at step {max(trial.intermediate_values)}')
 

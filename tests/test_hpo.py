@@ -14,7 +14,7 @@ from optkit.data import InputError
 from optkit.hpo import (EFFECTIVE_BATCHES, HELD, Interrupts, TrainerRunner, as_space, best_complete, complete_table, courses, curves, default_space, ended, fold_scores, next_with_key, parse_space,
                         requeue_interrupted, seconds_of, simulated_runner, spent, sqlite_storage, study_summary, tune, what_if)
 from optkit.storage import StorageLost, open_storage, repair_journal
-from optkit.strategies import Racing, Strategy, as_strategy
+from optkit.strategies import PrunerStrategy, Racing, Strategy, as_strategy
 
 ROOT = Path(__file__).resolve().parent.parent
 SPACE = dict(parse_space(t) for t in ('lr=1e-5..1e-1:log', 'weight_decay=1e-3..1:log'))
@@ -1144,7 +1144,14 @@ def test_a_fold_is_one_write_where_no_pruner_reads_along(tmp_path, monkeypatch):
     assert [n for n in writes if n] == [8] * 6 and all(len(t.intermediate_values) == 16 for t in study.trials)
     writes.clear()
     tune(runner, ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 2, folds=2, strategy='reports', storage=tmp_path, name='other', progress=False, say=lambda text: None)
-    assert {n for n in writes if n} == {1}, 'a pruner of Optuna reads each value from the study'
+    assert [n for n in writes if n] == [8] * 4, 'pruners of Optuna do not look at values of trials that run'
+    writes.clear()
+    class Own(optuna.pruners.BasePruner):
+        def prune(self, study, trial): return trial.intermediate_values != study.trials[trial.number].intermediate_values
+    for pruner in (Own(), optuna.pruners.PatientPruner(Own(), 2)):
+        study = tune(runner, ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 2, folds=2, strategy=PrunerStrategy(pruner, 'all'), storage=tmp_path, name=type(pruner).__name__, progress=False, say=lambda text: None)
+        assert {n for n in writes if n} == {1} and states(study) == ['complete'] * 2, 'one of a user may'
+        writes.clear()
 
 
 @pytest.mark.parametrize('line', ['5', '[1]', 'null', '"op_code"'])
@@ -1202,6 +1209,40 @@ def test_what_only_optuna_can_tell_is_left_to_it(values, state, pruner):
     study = optuna.create_study(pruner=pruner or optuna.pruners.NopPruner())
     trial = study.ask()
     assert not tell_at_once(study, trial, values, state) and study.trials[0].state == TrialState.RUNNING
+
+
+@pytest.mark.parametrize('values, state', [(.5, None), (None, TrialState.PRUNED)])
+def test_a_trial_of_hyperband_is_told_at_once_within_its_bracket(values, state):
+    from optkit.hpo import tell_at_once
+    from optkit.strategies import Hyperband, Shape
+    shape = Shape(2, 9, 40, 0)
+    study = optuna.create_study(direction='maximize', pruner=Hyperband().pruner(shape))
+    heard = []
+    study.sampler.after_trial = lambda study, trial, state, values: heard.append((type(study).__name__, getattr(study, '_bracket_id', None), state, values))
+    plain, at_once = study.ask(), study.ask()
+    for trial in (plain, at_once): trial.report(.3, 1)
+    study.pruner._get_bracket_id = lambda study, trial: 1  # both in the same one
+    study.tell(plain, values, state=state)
+    assert tell_at_once(study, at_once, values, state)
+    one, other = study.trials
+    assert heard[0] == heard[1] and heard[0][:2] == ('_BracketStudy', 1) and (one.state, one.values) == (other.state, other.values)
+
+
+def test_attributes_written_at_once_replace_those_of_before_and_of_no_other_trial(tmp_path):
+    from sqlalchemy import event
+    from optkit.hpo import write_values
+    from optkit.storage import sqlite_storage
+    study = optuna.create_study(storage=sqlite_storage(tmp_path / 's.db'))
+    one, other = study.ask(), study.ask()
+    for trial in (one, other): trial.set_user_attr('a', 1); trial.set_user_attr('kept', 'x')
+    statements = []
+    event.listen(study._storage._backend.engine, 'before_cursor_execute', lambda c, cursor, text, *more: statements.append(text))
+    attrs = {'a': [1, None], 'b': 'ü \'"', 'c': dict(d=math.inf)}
+    write_values(one, [], attrs)
+    assert sum('insert' in s.lower() for s in statements) == 1, statements
+    assert study.trials[0].user_attrs == one.user_attrs == attrs | dict(kept='x') and study.trials[1].user_attrs == dict(a=1, kept='x')
+    with pytest.raises(TypeError): write_values(one, [(1, .5)], dict(a=2, bad=object()))
+    assert study.trials[0].user_attrs == attrs | dict(kept='x') and not study.trials[0].intermediate_values, 'all or nothing'
 
 
 @pytest.mark.parametrize('where', ['memory', 's.db', 's.log'])
