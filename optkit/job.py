@@ -191,7 +191,7 @@ class _Lock:
         from filelock import FileLock, Timeout
         self.lock, self.taken, self.folder = FileLock(str(Path(folder) / '.lock')), Timeout, folder
     def __enter__(self):
-        try: self.lock.acquire(timeout=0)
+        try: self.lock.acquire(timeout=1) # who only looks whether it is taken holds it for a moment
         except self.taken: raise InputError(f'{self.folder}: another process is working in this run folder; wait for it or use --out with another one') from None
     def __exit__(self, *_): self.lock.release()
 
