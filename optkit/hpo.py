@@ -681,7 +681,7 @@ def report(self: Search, run: Running, fold, epoch, value):
     if several or step in run.reported: return # a fold that is repeated with a smaller batch gives the same values
     run.reported.add(step)
     run.waiting.append((step, run.tuples[-1][0]))
-    if self.plan.strategy.reads_running or time.perf_counter() - run.written > 1.: self.write(run)
+    if self.plan.strategy.watches_study and self.plan.strategy.reads_running or time.perf_counter() - run.written > 1.: self.write(run)
 
 @patch
 def write(self: Search, run: Running, **attrs):

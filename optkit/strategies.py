@@ -76,7 +76,7 @@ class Strategy:
     name: ClassVar[str] = 'none'
     told: ClassVar[str] = 'pruned' # how the sampler hears of a stopped trial: 'pruned' or 'predicted'
     watches_study: ClassVar[bool] = False # whether it needs Optuna's study
-    reads_running: ClassVar[bool] = False # whether that study must hold each value of a trial that still runs
+    reads_running: ClassVar[bool] = True # where it does: whether the study must hold each value of a trial that still runs, at once
 
     def check(self, shape: Shape): "Raise `InputError` for a study that this strategy cannot serve"
     def pruner(self, shape: Shape) -> optuna.pruners.BasePruner: return optuna.pruners.NopPruner()
@@ -413,6 +413,7 @@ class Reports(Strategy):
     steps: str = 'epoch' # see `PrunerStrategy`
     name: ClassVar[str] = 'reports'
     watches_study: ClassVar[bool] = True
+    reads_running: ClassVar[bool] = False
     def check(self, shape): Asha.check(self, shape)
     def pruner(self, shape):
         inner = optuna.pruners.HyperbandPruner(min_resource=1, max_resource=shape.epochs, reduction_factor=self.eta, bootstrap_count=self.bootstrap)

@@ -14,7 +14,7 @@ from optkit.data import InputError
 from optkit.hpo import (EFFECTIVE_BATCHES, HELD, Interrupts, TrainerRunner, as_space, best_complete, complete_table, courses, curves, default_space, ended, fold_scores, next_with_key, parse_space,
                         requeue_interrupted, seconds_of, simulated_runner, spent, sqlite_storage, study_summary, tune, what_if)
 from optkit.storage import StorageLost, open_storage, repair_journal
-from optkit.strategies import PrunerStrategy, Racing, Strategy, as_strategy
+from optkit.strategies import PrunerStrategy, Racing, Strategy, Verdict, as_strategy
 
 ROOT = Path(__file__).resolve().parent.parent
 SPACE = dict(parse_space(t) for t in ('lr=1e-5..1e-1:log', 'weight_decay=1e-3..1:log'))
@@ -1152,6 +1152,18 @@ def test_a_fold_is_one_write_where_no_pruner_reads_along(tmp_path, monkeypatch):
         study = tune(runner, ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 2, folds=2, strategy=PrunerStrategy(pruner, 'all'), storage=tmp_path, name=type(pruner).__name__, progress=False, say=lambda text: None)
         assert {n for n in writes if n} == {1} and states(study) == ['complete'] * 2, 'one of a user may'
         writes.clear()
+
+
+def test_a_strategy_of_a_user_that_watches_the_study_finds_each_value_in_it(tmp_path):
+    class Mine(Strategy):
+        watches_study = True
+        def pruner(self, shape): return optuna.pruners.MedianPruner(2, 1)
+        def asks(self, fold, epoch, shape): return not fold
+        def within(self, course, history, shape, asked=None): return Verdict(asked.should_prune(), 'below the median')
+    def runner(params, fold):
+        for n in range(6): yield params['x'] * (n + 1)
+    study = tune(runner, ['x=0.0..1.0'], 12, folds=2, epochs=6, strategy=Mine(), storage=tmp_path, progress=False, say=lambda text: None)
+    assert 'stopped' in states(study) and states(study)[:2] == ['complete'] * 2
 
 
 @pytest.mark.parametrize('line', ['5', '[1]', 'null', '"op_code"'])
