@@ -904,7 +904,7 @@ def close(self: Search):
         with silent(), self.place.lock():
             for trial, run in held:
                 if self.study._storage.get_trial(trial._trial_id).state.is_finished(): continue
-                if run: trial.set_user_attr('spent', run.bill())
+                if run: self.write(run, spent=run.bill())
                 _interrupt(self.study, self.study._storage.get_trial(trial._trial_id))
             HELD.difference_update(self.mine)
             requeue_interrupted(self.study, self.alone)

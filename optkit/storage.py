@@ -22,7 +22,7 @@ from filelock import FileLock
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from sqlalchemy import URL, event, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from .data import InputError
 
@@ -66,11 +66,18 @@ def _relational(url, path=None):
     options = dict(connect_args=dict(timeout=60)) if path else dict(pool_pre_ping=True)
     try:
         with silent(), FileLock(f'{path}-lock') if path else nullcontext(): # one process makes the tables
-            return _swift(RDBStorage(url, engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=GRACE)) if path else RDBStorage(
-                url, engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
+            return _swift(_made(url, options)) if path else _made(url, options)
     except (ImportError, NoSuchModuleError) as exc: raise InputError(f'{said}: the driver of this database is missing ({_line(exc)}); install it') from None
     except (DatabaseError, RuntimeError, OSError) as exc:
         raise InputError(f'{said}: cannot be opened, is damaged, or belongs to another version of Optuna ({_line(exc)}); use another place') from None
+
+def _made(url, options, tries=10):
+    "Optuna's storage; again where other processes make the same tables at this moment"
+    while True:
+        try: return RDBStorage(url, engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
+        except DatabaseError as exc:
+            if (tries := tries - 1) == 0 or not (isinstance(exc, IntegrityError) or 'already exists' in str(exc)): raise
+            time.sleep(.1)
 
 def _swift(storage):
     "Write-ahead log without a flush to the disk at each commit: a killed process loses nothing, a power cut at most the last writes"

@@ -1351,3 +1351,29 @@ def test_a_pruned_trial_with_two_objectives_is_told_without_a_value():
     for trial in (plain, at_once): trial._cached_frozen_trial.intermediate_values[1] = .5; study._storage.set_trial_intermediate_value(trial._trial_id, 1, .5)
     study.tell(plain, state=TrialState.PRUNED)
     assert tell_at_once(study, at_once, None, TrialState.PRUNED) and [t.values for t in study.trials] == [None, None]
+
+
+def test_an_interrupted_trial_keeps_the_values_of_its_unfinished_fold(tmp_path):
+    def runner(params, fold):
+        for epoch in range(4):
+            if fold == 1 and epoch == 3: raise KeyboardInterrupt
+            yield .1 * epoch
+    with pytest.raises(KeyboardInterrupt): tune(runner, SPACE, 2, folds=2, epochs=4, storage=tmp_path, name='s', strategy='none', progress=False, say=lambda text: None)
+    left = optuna.load_study(study_name='s', storage=open_storage(tmp_path).storage).trials[0]
+    assert curves(left, 4) == [[0., .1, .2, pytest.approx(.3)], [0., .1, .2]] and spent(left)['epochs'] == 7 and left.user_attrs['interrupted']
+
+
+def _opens(address, gate, found):
+    gate.wait()
+    try: open_storage(address); found.put('open')
+    except InputError as exc: found.put(str(exc))
+
+
+def test_processes_that_make_the_tables_of_a_database_at_the_same_moment_all_get_it(tmp_path):
+    fork = multiprocessing.get_context('fork')
+    for n in range(4):
+        gate, found = fork.Barrier(4), fork.Queue()
+        workers = [fork.Process(target=_opens, args=(f'sqlite:///{tmp_path}/{n}.db?timeout=60', gate, found)) for _ in range(4)]
+        for w in workers: w.start()
+        assert [found.get(timeout=60) for _ in workers] == ['open'] * 4
+        for w in workers: w.join()
