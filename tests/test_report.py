@@ -409,3 +409,12 @@ def test_a_study_as_the_search_leaves_it(tmp_path, metric):
     page = render(write(tmp_path, contents() | dict(study=summary))).read_text('utf-8')
     assert f'20 trials ({20 - stopped} over all folds, {stopped} stopped early, 0 failed)' in page and '1 more trial was cut short by an interruption' in page
     assert len(study_figure(summary).axes[0].collections) + len(study_figure(summary).axes[0].lines) >= 3 and 'stopped early' in page and page.count('stopped after') >= stopped
+
+
+@pytest.mark.parametrize('low, high, said, steady', [(.98, 1.02, '1.00 (0.98 to 1.02).', True), (1., 1.04, '1.01 (1.00 to 1.04).', True), (1.0021, 1.04, '1.010 (1.002 to 1.040): its interval misses 1', False),
+                                                     (.97, .99996, '0.98500 (0.97000 to 0.99996): its interval misses 1', False), (1.05, 1.2, '1.10 (1.05 to 1.20): its interval misses 1', False)])
+def test_a_control_that_misses_1_by_less_than_two_digits_show_is_shown_with_more(low, high, said, steady):
+    from optkit.report import CONTROL, _control_words
+    middle = 1.1 if low > 1.04 else .985 if low == .97 else 1. if low == .98 else 1.01
+    words = _control_words(dict(rows=[dict(variant=CONTROL, ratio=dict(p50=middle, low=low, high=high))]))
+    assert said in words and ('not steady' not in words) == steady
