@@ -251,7 +251,7 @@ def _machine_widgets(view):
     import ipywidgets as w
     import plotly.graph_objects as go
     at, lines = view.series()
-    view.plot = go.FigureWidget(layout=dict(height=260, margin=dict(l=50, r=10, t=30, b=40), yaxis=dict(range=[0, 102], title='%'), xaxis=dict(title='seconds before now'), legend=dict(orientation='h', y=1.15)))
+    view.plot = go.FigureWidget(layout=dict(height=280, margin=dict(l=50, r=10, t=60, b=40, autoexpand=False), yaxis=dict(range=[0, 102], title='%'), xaxis=dict(title='seconds before now'), legend=dict(orientation='h', y=1.02, yanchor='bottom')))
     for (name, values), dash, color in zip(lines.items(), _DASHES, _COLORS): view.plot.add_scatter(x=at, y=values, name=name, line=dict(dash=dash, color=color), hovertemplate='%{y:.0f}%')
     view.text, stop = w.HTML(), w.Button(description='Stop looking', tooltip='ends this view, not the training')
     stop.on_click(lambda _: view.close())
@@ -360,7 +360,7 @@ def _training_widgets(view):
     view.plot.add_scatter(name='score', mode='markers', marker=dict(color=ORANGE, symbol='diamond', size=10), row=1, col=1, secondary_y=True)
     view.plot.add_scatter(name='real tokens/s', line=dict(color=BLUE, dash='dash'), row=1, col=2, hovertemplate='%{y:,.0f} tokens/s, %{text}')
     view.plot.add_scatter(name='roofline: the card’s peak', line=dict(color=GREY, dash='dot'), row=1, col=2, hovertemplate='%{y:,.0f} tokens/s')
-    view.plot.update_layout(height=300, margin=dict(l=50, r=10, t=30, b=40), legend=dict(orientation='h', y=1.15))
+    view.plot.update_layout(height=320, margin=dict(l=50, r=10, t=60, b=40, autoexpand=False), legend=dict(orientation='h', y=1.06, yanchor='bottom'))
     view.plot.update_xaxes(title='step'); view.plot.update_yaxes(title='loss', row=1, col=1, secondary_y=False); view.plot.update_yaxes(rangemode='tozero', row=1, col=2)
     view.text, view.bar = w.HTML(), w.FloatProgress(value=0, min=0, max=1, layout=w.Layout(width='100%'))
     view.button = w.Button(description='Stop after this step', tooltip='the run keeps what it has and can be resumed', layout=w.Layout(width='auto'))
@@ -537,7 +537,7 @@ def _study_widgets(view):
     view.plot.add_bar(marker=dict(color=BLUE), showlegend=False, row=2, col=2); view.plot.add_bar(orientation='h', marker=dict(color=BLUE, opacity=.35), showlegend=False, row=2, col=1)
     add(name='a fold of a trial', mode='lines+markers', line=dict(color=GREY, width=.7), marker=dict(size=3), hoverinfo='x+y', row=1, col=2); add(name='of the best trial', mode='lines+markers', line=dict(color=GREEN), marker=dict(size=4), hoverinfo='x+y', row=1, col=2)
     view.plot.update_yaxes(ticklabelposition='inside', row=2, col=1); view.plot.update_xaxes(dtick=1, row=2, col=2); view.plot.update_xaxes(title='trial', row=1, col=1); view.plot.update_xaxes(title='epoch', row=1, col=2)
-    view.plot.update_layout(height=520, margin=dict(l=50, r=10, t=70, b=40), legend=dict(orientation='h', y=1.2), modebar_orientation='v')
+    view.plot.update_layout(height=520, margin=dict(l=50, r=10, t=95, b=40, autoexpand=False), legend=dict(orientation='h', y=1.09, yanchor='bottom'), modebar_orientation='v') # margins that follow the labels of four panels never settled, and held the page
     view.text, view.slider = w.HTML(), w.IntSlider(description='up to trial', min=0, max=1, layout=w.Layout(width='60%'))
     buttons = [w.Button(description=d, tooltip=tip) for d, tip in (('Pause', 'no new trial begins'), ('Go on', 'trials begin again'), ('Stop', 'after the epoch that runs'))]
     for b, act in zip(buttons, (view.pause, view.go_on, view.stop)): b.on_click(lambda _, act=act: _press(view, act))
@@ -551,6 +551,10 @@ def _press(view, act):
     except InputError as exc: view.problem = str(exc)
     view.text.value = view.table()
 
+def _mode(epochs):
+    "Curves of several epochs are lines alone: a browser draws each marker as an element of its own, at a tenth of a millisecond and more, twice or three times an update"
+    return 'lines' if max(filter(None, epochs), default=0) > 3 else 'lines+markers'
+
 def _study_refresh(view, slide=True):
     rows = view.rows()
     with view.plot.batch_update():
@@ -559,7 +563,7 @@ def _study_refresh(view, slide=True):
             trace.x, trace.y, trace.text = [r['number'] for r in found], [view.plain(r['value']) for r in found], [_hover(view, r) for r in found]
         view.plot.data[4].x, view.plot.data[4].y = _best_line(view)
         view.plot.data[5].x, view.plot.data[5].y = _reached(view)
-        for trace, (x, y) in zip(view.plot.data[7:], _curves(view)): trace.x, trace.y = x, y
+        for trace, (x, y) in zip(view.plot.data[7:], _curves(view)): trace.x, trace.y, trace.mode = x, y, _mode(x)
         view.plot.layout.annotations[2].text = 'what mattered' if view.known[1] else 'what mattered: needs 8 trials with a value'
         view.plot.data[6].x, view.plot.data[6].y = [*view.known[1].values()][::-1], [*view.known[1]][::-1]
     most = max(1, len(view.state[0]))

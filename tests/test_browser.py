@@ -1,5 +1,6 @@
 "Views and pages in a real browser: JupyterLab in headless Chromium, spoken to through its DevTools protocol"
 import base64
+import collections
 import importlib.util
 import itertools
 import json
@@ -38,17 +39,26 @@ class Page:
     "A page of Chromium"
     def __init__(self, port):
         tab = json.load(urllib.request.urlopen(urllib.request.Request(f'http://127.0.0.1:{port}/json/new?about:blank', method='PUT')))
-        self.socket, self.numbers = websocket.create_connection(tab['webSocketDebuggerUrl'], timeout=180, suppress_origin=True), itertools.count(1)
-        self('Page.enable')
+        self.socket, self.numbers = websocket.create_connection(tab['webSocketDebuggerUrl'], timeout=120, suppress_origin=True), itertools.count(1)
+        self.heard = collections.deque(maxlen=30)
+        for domain in ('Page', 'Inspector'): self(f'{domain}.enable')
 
     def __call__(self, method, **params):
         number = next(self.numbers)
         self.socket.send(json.dumps(dict(id=number, method=method, params=params)))
         while True:
-            answer = json.loads(self.socket.recv())
+            try: answer = json.loads(self.socket.recv())
+            except websocket.WebSocketTimeoutException: raise AssertionError(f'the page gave no answer to {method} {str(params)[:200]}; before it said {[*self.heard]}') from None
             if answer.get('id') == number:
                 assert 'error' not in answer, answer['error']
                 return answer['result']
+            if 'method' in answer: self.hear(answer)
+
+    def hear(self, event):
+        self.heard.append((event['method'], str(event.get('params', ''))[:200]))
+        assert event['method'] not in ('Inspector.targetCrashed', 'Inspector.detached'), self.heard[-1]
+        if event['method'] == 'Page.javascriptDialogOpening': # it would hold the page until somebody answers
+            self.socket.send(json.dumps(dict(id=next(self.numbers), method='Page.handleJavaScriptDialog', params=dict(accept=True))))
 
     def go(self, address): self('Page.navigate', url=address)
     def js(self, code):
@@ -207,6 +217,19 @@ def test_views_update_stop_and_outlive_their_kernel(page, lab, at_work):
     assert f"stopped: step {now['step']} of" in cell_text(page, 1) and ' of 4000 trials' in cell_text(page, 2)
     points = page.js(f"{PANEL}.content.widgets[1].node.querySelector('.js-plotly-plot').data[0].x.length")
     assert points > 5, 'the readings from before are there'
+
+
+def test_a_page_answers_while_the_study_that_it_shows_grows(page, lab, at_work):
+    address, folder = lab
+    notebook(folder / 'grows.ipynb', 'from optkit.views import *', "study_view('study', n_trials=4000)")
+    open_notebook(page, address, 'grows.ipynb')
+    run_all(page)
+    page.js("window.held = 0; new PerformanceObserver(l => l.getEntries().forEach(e => window.held += e.duration)).observe({entryTypes: ['longtask']}); 0")
+    before = int(cell_text(page, 1).split(' of 4000 trials')[0].split()[-1])
+    time.sleep(10)
+    assert page.js('window.held') < 8000, 'margins that followed the labels held the page for minutes'
+    until(lambda: int(cell_text(page, 1).split(' of 4000 trials')[0].split()[-1]) > before, 30, what='a view that moves')
+    page.shot('study-grows')
 
 
 def test_the_claims_are_filtered_and_a_study_looked_back_at(page, lab):

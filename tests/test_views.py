@@ -453,3 +453,14 @@ def test_listened_to_is_false_here(monkeypatch):
     assert views.listened_to()
     monkeypatch.setenv('OPTKIT_STATIC', '1')
     assert not views.listened_to()
+
+
+def test_live_plots_keep_their_margins_and_long_curves_are_lines_alone(tmp_path):
+    "A browser drew a plot of four panels again and again, whose margins followed its labels"
+    write_progress(tmp_path / 'progress.json', Progress('running', 5, 10, 1, 1, loss=.5))
+    for n in (9, 2): tune(lambda params, fold: [.1 * e for e in range(n)], ['lr=1e-5..1e-1:log'], 3, folds=2, epochs=n, storage=tmp_path / f'{n}.db', progress=False, say=lambda text: None)
+    for view in (views.training_view(tmp_path), views.watch(), views.study_view(tmp_path / '9.db'), views.study_view(tmp_path / '2.db')):
+        view.widgets(); view.refresh()
+        assert view.plot.layout.margin.autoexpand is False and view.plot.layout.margin.t >= 60, 'there is room for a legend of two lines'
+        if view.__class__.__name__ == 'StudyView': assert {t.mode for t in view.plot.data[7:]} == {'lines' if view.settings['epochs'] == 9 else 'lines+markers'}
+        view.close()
