@@ -266,6 +266,7 @@ def row_of(a, study, strategy, seed, calls, kept):
     trials, best = [t for t in study.get_trials(deepcopy=False) if ended(t)], best_complete(study)
     parts = [c for c in calls if c['study'] == f'{strategy}-{seed}']
     timed = [t for c in parts for t in c['trials']]
+    firsts = [c['trials'][0] for c in parts] # each follows the opening of a database, and the imports of a process
     late = [t for c in parts for t in c['trials'] if t['number'] or seed] # all but the first trial of all
     fresh = kept.get(json.dumps(best.params, sort_keys=True), {}) if best else {}
     scores = np.array([fresh[k] for k in sorted(fresh, key=int)], dtype=float) # None, as a file holds what is no number, is NaN
@@ -273,7 +274,7 @@ def row_of(a, study, strategy, seed, calls, kept):
     late_stops = [t for t in trials if ended(t) == 'stopped' and max(t.intermediate_values, default=0) > a.evaluations] # after their first fold
     return dict(study=f'{strategy}-{seed}', strategy=strategy, seed=seed, trials=len(trials), complete=sum(ended(t) == 'complete' for t in trials), stopped=sum(ended(t) == 'stopped' for t in trials),
                 seconds=sum(spent(t)['seconds'] - spent(t).get('build', 0.) for t in trials), epochs=epochs(trials), epochs_first_third=epochs(trials[:a.trials // 3]) / max(1, epochs(trials)), epochs_late_stops=epochs(late_stops) / max(1, epochs(trials)), calls=len(parts), cards=sorted({c['card'] for c in parts}),
-                wall=sum(t['wall'] for t in timed), build=sum(t['build'] for t in timed), outside=outside, outside_first=sum(t['wall'] - t['inside'] for c in parts for t in c['trials'][:1]), outside_share=outside / max(1e-9, sum(t['wall'] - t['build'] for t in timed)),
+                wall=sum(t['wall'] for t in timed), build=sum(t['build'] for t in timed), outside=outside, first=sum(t['wall'] - t['build'] for t in firsts), outside_first=sum(t['wall'] - t['inside'] for t in firsts), outside_share=outside / max(1e-9, sum(t['wall'] - t['build'] for t in timed)),
                 fixed=quantiles([t['wall'] - t['inside'] + t['begin'] - t['build'] for t in late]) if late else None,
                 best=best.number if best else None, params=best.params if best else None, search=best.value if best else None, fresh=float(scores.mean()) if len(scores) else None, fresh_scores=scores.tolist())
 

@@ -11,7 +11,6 @@ __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space'
 
 # %% ../nbs/04_hpo.ipynb #61925040
 import gc, hashlib, json, math, multiprocessing, os, pickle, re, signal, threading, time
-from sqlite3 import sqlite_version_info
 from contextlib import contextmanager, suppress
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -19,6 +18,7 @@ from datetime import timedelta
 from html import escape
 from numbers import Integral, Real
 from pathlib import Path
+from sqlite3 import sqlite_version_info
 
 import numpy as np
 import optuna
@@ -538,22 +538,35 @@ try: # what Optuna itself writes a value with
     from optuna.storages._rdb.storage import _create_scoped_session as _session
     from sqlalchemy.dialects.sqlite import insert as _upsert
 except ImportError: _session = None # then value by value
+
+def _relational_of(storage):
+    "Optuna's relational storage behind this one, where several writings can be made one; None otherwise"
+    inner = getattr(storage, '_backend', storage)
+    known = _session is not None and isinstance(inner, optuna.storages.RDBStorage) and all(hasattr(inner, f'_set_trial_{n}_without_commit') for n in ('param', 'attr'))
+    return inner if known else None
+
+@contextmanager
+def _transaction(storage, number):
+    "A session that writes to a trial. Raises `UpdateFinishedTrialError` where it has ended."
+    with _session(storage.scoped_session, True) as session:
+        storage.check_trial_is_updatable(number, models.TrialModel.find_or_raise_by_id(number, session).state)
+        yield session
+
+# %% ../nbs/04_hpo.ipynb #103baf9d
 def write_values(
     trial: Trial, # that runs
     pairs: Sequence[tuple[int, float]], # (step, value)
     attrs: dict | None = None # user attributes to set with them
 ):
     "Report values, in one transaction with the attributes where the storage is relational, in one writing where it is a journal"
-    storage, attrs = getattr(trial.storage, '_backend', trial.storage), attrs or {}
-    set_ = hasattr(storage, '_set_trial_attr_without_commit')
-    if len(pairs) + len(attrs) < 2 or not isinstance(storage, optuna.storages.RDBStorage) or _session is None or not set_:
+    storage, attrs = _relational_of(trial.storage), attrs or {}
+    if len(pairs) + len(attrs) < 2 or storage is None:
         if not (len(pairs) > 1 and _journal_takes(trial, pairs)):
             for step, value in pairs: trial.report(value, step)
         for name, value in attrs.items(): trial.set_user_attr(name, value)
         return
     number, kind = trial._trial_id, models.TrialIntermediateValueModel
-    with _session(storage.scoped_session, True) as session:
-        storage.check_trial_is_updatable(number, models.TrialModel.find_or_raise_by_id(number, session).state)
+    with _transaction(storage, number) as session:
         there = {step for step, in session.query(kind.step).filter(kind.trial_id == number)}
         rows = [dict(trial_id=number, step=step, intermediate_value=stored, intermediate_value_type=known) for step, value in pairs if step not in there for stored, known in [kind.intermediate_value_to_stored_repr(float(value))]]
         if rows: session.execute(kind.__table__.insert(), rows)
@@ -603,9 +616,8 @@ def stored_at_once(
     **attrs # user attributes to set with them
 ):
     "Parameters that are drawn inside are stored in one transaction, where the storage is relational; also where drawing ends with an error"
-    storage, backend = trial.storage, getattr(trial.storage, '_backend', trial.storage)
-    put, set_ = (getattr(backend, f'_set_trial_{n}_without_commit', None) for n in ('param', 'attr'))
-    if not isinstance(backend, optuna.storages.RDBStorage) or None in (_session, put, set_):
+    storage, backend = trial.storage, _relational_of(trial.storage)
+    if backend is None:
         for name, value in attrs.items(): trial.set_user_attr(name, value)
         yield
         return
@@ -614,13 +626,12 @@ def stored_at_once(
     finally:
         trial.storage, number = storage, trial._trial_id
         if drawing.params or attrs:
-            with _session(backend.scoped_session, True) as session:
-                backend.check_trial_is_updatable(number, models.TrialModel.find_or_raise_by_id(number, session).state)
+            with _transaction(backend, number) as session:
                 if all(known is not None for *_, known in drawing.params): # they were checked against it when they were drawn
                     rows = [dict(trial_id=number, param_name=n, param_value=v, distribution_json=distribution_to_json(d)) for n, v, d, _ in drawing.params]
                     if rows: session.execute(models.TrialParamModel.__table__.insert(), rows)
                 else:
-                    for param in drawing.params: put(session, number, *param)
+                    for param in drawing.params: backend._set_trial_param_without_commit(session, number, *param)
                 _put_attrs(backend, session, number, attrs)
     trial._cached_frozen_trial.user_attrs.update(attrs)
 
@@ -774,7 +785,8 @@ def _less(self: Search, run, rows, params, why):
 def tell_at_once(study: optuna.Study, trial: Trial, values, state: TrialState | None) -> bool: # False: nothing is done, only `study.tell` can
     "What `study.tell` does with a trial of this process, without reading back all that it wrote, twice"
     frozen, values = getattr(trial, '_cached_frozen_trial', None), values if values is None or isinstance(values, list) else [values]
-    if frozen is None or not isinstance(study.pruner, (optuna.pruners.NopPruner, _Brackets)): return False
+    within = getattr(optuna.pruners, '_filter_study', None) if isinstance(study.pruner, _Brackets) else (lambda study, _: study) # a bracket's study
+    if None in (frozen, within) or not isinstance(study.pruner, (optuna.pruners.NopPruner, _Brackets)): return False
     if state == TrialState.PRUNED and frozen.intermediate_values: # its last value, as `study.tell` has it
         values = [frozen.intermediate_values[max(frozen.intermediate_values)]]
         if math.isnan(values[0]) or len(study.directions) > 1: values = None
@@ -782,7 +794,7 @@ def tell_at_once(study: optuna.Study, trial: Trial, values, state: TrialState | 
     if state == TrialState.COMPLETE and (values is None or len(values) != len(study.directions) or not np.isfinite(values).all()): return False
     study._thread_local.cached_all_trials = None
     with suppress(UpdateFinishedTrialError): # another process ended it
-        try: study.sampler.after_trial(optuna.pruners._filter_study(study, frozen), frozen, state, values) # those of its bracket
+        try: study.sampler.after_trial(within(study, frozen), frozen, state, values)
         finally: study._storage.set_trial_state_values(trial._trial_id, state, values)
     return True
 

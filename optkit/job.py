@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DEMO_DATA', 'DEMO_SPACE', 'SPACE', 'JOB_DECIDES', 'EVALUATION', 'STUDY_SHARE', 'FEW', 'PLAIN_FIELDS', 'SEARCHED',
            'STAGES', 'REPORTS_TRIALS', 'JobConfig', 'demo_config', 'JobPlan', 'held_out_size', 'study_seconds',
-           'size_job', 'fingerprint', 'check_folder', 'choose_engine', 'Job', 'forecast_totals', 'forecasts',
+           'size_job', 'fingerprint', 'at_work', 'check_folder', 'choose_engine', 'Job', 'forecast_totals', 'forecasts',
            'bootstrap_score']
 
 # %% ../nbs/04b_job.ipynb #76845d40
@@ -194,6 +194,20 @@ class _Lock:
         try: self.lock.acquire(timeout=1) # who only looks whether it is taken holds it for a moment
         except self.taken: raise InputError(f'{self.folder}: another process is working in this run folder; wait for it or use --out with another one') from None
     def __exit__(self, *_): self.lock.release()
+
+# %% ../nbs/04b_job.ipynb #7607bdde
+def at_work(
+    folder: str | Path # run folder
+) -> bool | None: # None: not known, for the folder is none of a search, or cannot be written to
+    "Whether the process that leads the search in a run folder still runs: it holds the folder's lock until it ends, however it ends"
+    from filelock import FileLock, Timeout
+    if not (lock := Path(folder) / '.lock').is_file(): return None
+    held = FileLock(lock)
+    try: held.acquire(timeout=0)
+    except Timeout: return True
+    except OSError: return None
+    held.release()
+    return False
 
 # %% ../nbs/04b_job.ipynb #7607bdda
 def check_folder(

@@ -483,13 +483,12 @@ def _control_words(ladder):
     "What the control row says about the measurement"
     found = next((_interval(o.get('ratio')) for o in _rows(ladder) if o.get('variant') == CONTROL), None)
     if found is None: return f"There is no measured control row ('{CONTROL}'), so the error of the measurement is unknown."
-    middle, low, high = found
-    missed = min((low, high), key=lambda v: abs(v - 1)) # the end that is nearer to 1 is shown as what it is
-    digits = next((d for d in range(2, 6) if round(missed, d) != 1), 6) if not low <= 1 <= high else 2
+    words, (middle, low, high) = 'The control, the baseline timed again under another name, should be 1.00 and is {} ({} to {})'.format, found
+    if low <= 1 <= high: return words(*map(_factor, found)) + '.'
+    nearer = min((low, high), key=lambda v: abs(v - 1))
+    digits = next((d for d in range(2, 6) if round(nearer, d) != 1), 6) # so many that it does not read as 1
     shown = lambda value: f'{value:.{digits}f}'
-    words = f"The control, the baseline timed again under another name, should be 1.00 and is {shown(middle)} ({shown(low)} to {shown(high)})"
-    if low <= 1 <= high: return words + '.'
-    return words + f': its interval misses 1, so this machine was not steady, and factors closer to 1 than {shown(max(middle, 1/middle))} mean nothing here.'
+    return words(*map(shown, found)) + f': its interval misses 1, so this machine was not steady, and factors closer to 1 than {shown(max(middle, 1/middle))} mean nothing here.'
 
 # %% ../nbs/05_report.ipynb #0817bf5f
 def _is_training(run): return (run.get('run') or {}).get('kind') == 'train'

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PARTS', 'OTHER_BASELINE', 'AGAINST_FP32', 'CATEGORIES', 'OPTIMIZATIONS', 'Gain', 'gain_of', 'Reason', 'Preset',
            'as_preset', 'model_shape', 'rows_that_fit', 'preset_of', 'ConfigDiff', 'diff', 'Facts', 'Optimization',
-           'StatusRow', 'Check', 'gpu_busy', 'read_run', 'status', 'Status', 'at_work', 'standing']
+           'StatusRow', 'Check', 'gpu_busy', 'read_run', 'status', 'Status', 'standing']
 
 # %% ../nbs/05c_status.ipynb #55e559db
 import json, math, os, time
@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from html import escape
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 import numpy as np
 from fastcore.basics import patch
@@ -577,30 +575,20 @@ def _repr_html_(self: Status):
                     '<p>Checklist</p>', _html(('what', 'holds', 'why'), [(c.what, marks[c.ok], c.why) for c in self.checks])])
 
 # %% ../nbs/05c_status.ipynb #edc0afa2
-def at_work(
-    folder: str | Path # run folder
-) -> bool | None: # None: not known, for the folder is none of a search, or cannot be written to
-    "Whether a process works on the search in a run folder: it holds the folder's lock until it ends, however it ends"
-    if not (lock := Path(folder) / '.lock').is_file(): return None
-    held = FileLock(lock)
-    try: held.acquire(timeout=0)
-    except Timeout: return True
-    except OSError: return None
-    held.release()
-    return False
+_ENDED = '; its process has ended, the same command goes on'
 
 def standing(
     folder: str | Path # run folder
 ) -> tuple[str, bool]: # where it stands, and whether it is over
     "Where a run or a study stands. Raises `InputError` for a folder that is none."
+    from optkit.job import at_work
     left, run = at_work(folder) is False, read_run(folder) # in this order: what a process wrote before it ended is read
     job, study, now = run['run'] or {}, run['study'] or run['study_so_far'], run['progress']
-    nobody = '; no process works on it any more, the same command goes on'
     if study:
         over, best = [t for t in study['trials'] if t['state'] in ('complete', 'stopped', 'failed')], next((t for t in study['trials'] if t['number'] == study.get('best')), None)
         said = f"study: {len(over)} of {study.get('planned')} trials, {sum(t['state'] == 'stopped' for t in over)} stopped early" + ('' if best is None else f", best {study.get('metric')} {best['value']:.4f} (trial {best['number']})")
         whole = bool(run['study']) and (Path(folder) / 'final.json').is_file()
-        return said + (nobody if left and not whole else ''), left or whole
+        return said + (_ENDED if left and not whole else ''), left or whole
     if now: return repr(now), now.state != 'running'
     done = [p.stem for p in Path(folder).glob('*.json') if p.stem in ('speed', 'plan', 'data', 'batch', 'train')]
-    return f"{job.get('title', 'run')}: {', '.join(sorted(done)) or 'nothing'} done" + (nobody if left else ''), left
+    return f"{job.get('title', 'run')}: {', '.join(sorted(done)) or 'nothing'} done" + (_ENDED if left else ''), left

@@ -552,7 +552,7 @@ def _press(view, act):
     view.text.value = view.table()
 
 def _mode(epochs):
-    "Curves of several epochs are lines alone: a browser draws each marker as an element of its own, at a tenth of a millisecond and more, twice or three times an update"
+    "Curves of several epochs are lines alone: a browser draws each marker as an element of its own"
     return 'lines' if max(filter(None, epochs), default=0) > 3 else 'lines+markers'
 
 def _study_refresh(view, slide=True):

@@ -219,17 +219,45 @@ def test_views_update_stop_and_outlive_their_kernel(page, lab, at_work):
     assert points > 5, 'the readings from before are there'
 
 
+def watched(page):
+    "Milliseconds for which the page was held since, in tasks of 50 ms and more"
+    page.js("window.held = 0; new PerformanceObserver(l => l.getEntries().forEach(e => window.held += e.duration)).observe({entryTypes: ['longtask']}); 0")
+    return lambda: page.js('window.held')
+
+
 def test_a_page_answers_while_the_study_that_it_shows_grows(page, lab, at_work):
     address, folder = lab
     notebook(folder / 'grows.ipynb', 'from optkit.views import *', "study_view('study', n_trials=4000)")
     open_notebook(page, address, 'grows.ipynb')
     run_all(page)
-    page.js("window.held = 0; new PerformanceObserver(l => l.getEntries().forEach(e => window.held += e.duration)).observe({entryTypes: ['longtask']}); 0")
+    held = watched(page)
     before = int(cell_text(page, 1).split(' of 4000 trials')[0].split()[-1])
     time.sleep(10)
-    assert page.js('window.held') < 8000, 'margins that followed the labels held the page for minutes'
+    print(f'the page was held for {held():.0f} ms of 10 s')
+    assert held() < 8000, 'margins that followed the labels held the page for minutes'
     until(lambda: int(cell_text(page, 1).split(' of 4000 trials')[0].split()[-1]) > before, 30, what='a view that moves')
     page.shot('study-grows')
+
+
+def test_long_curves_without_markers_hold_a_page_less(page, lab):
+    from optkit.hpo import simulated_runner, tune
+    address, folder = lab
+    shutil.rmtree(folder / 'long', ignore_errors=True)
+    tune(simulated_runner(epochs=30), ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 101, folds=3, strategy='none', storage=folder / 'long', progress=False)
+    notebook(folder / 'long.ipynb', 'import optkit.views as views\nplain = views._mode', "v = views.study_view('long', n_trials=5000)\nv")
+    open_notebook(page, address, 'long.ipynb')
+    run_all(page)
+    time.sleep(4)
+    held, found = watched(page), dict(lines=[], markers=[])
+    def run(code): page.js(f"{PANEL}.sessionContext.session.kernel.requestExecute({{code: {json.dumps(code)}}}).done.then(() => 0)"); time.sleep(2)
+    for _ in range(4):
+        for name, mode in (('lines', 'plain'), ('markers', "lambda epochs: 'lines+markers'")):
+            run(f'views._mode = {mode}; v.refresh()')
+            before = held()
+            for n in range(3): run(f'v.plot.data[0].x = v.plot.data[0].x[:-{n + 1}]; v.refresh()')
+            found[name].append((held() - before) / 3)
+    print('the page was held for so many ms an update:', {k: [round(v) for v in vs] for k, vs in found.items()})
+    assert sorted(found['lines'])[2] < sorted(found['markers'])[1]
 
 
 def test_the_claims_are_filtered_and_a_study_looked_back_at(page, lab):

@@ -254,7 +254,8 @@ def test_the_fast_engine_is_told_by_its_row_of_a_ladder():
 
 def test_a_search_that_nobody_works_on_is_over(tmp_path):
     from filelock import FileLock
-    from optkit.status import at_work, standing
+    from optkit.job import at_work
+    from optkit.status import standing
     trials = [dict(number=n, state='complete', value=.5) for n in range(3)]
     write_json(tmp_path / 'run.json', dict(title='Study'))
     assert at_work(tmp_path) is None and standing(tmp_path) == ('Study: nothing done', False), 'no lock, as of a training'
@@ -262,14 +263,14 @@ def test_a_search_that_nobody_works_on_is_over(tmp_path):
         assert at_work(tmp_path) is True and not standing(tmp_path)[1]
         write_json(tmp_path / 'study_so_far.json', dict(trials=trials, planned=9, best=0, metric='accuracy'))
         assert standing(tmp_path) == ('study: 3 of 9 trials, 0 stopped early, best accuracy 0.5000 (trial 0)', False)
-    assert at_work(tmp_path) is False and standing(tmp_path) == ('study: 3 of 9 trials, 0 stopped early, best accuracy 0.5000 (trial 0); no process works on it any more, the same command goes on', True)
+    assert at_work(tmp_path) is False and standing(tmp_path) == ('study: 3 of 9 trials, 0 stopped early, best accuracy 0.5000 (trial 0); its process has ended, the same command goes on', True)
     (tmp_path / 'study_so_far.json').rename(tmp_path / 'study.json')
     write_json(tmp_path / 'final.json', {})
     assert standing(tmp_path) == ('study: 3 of 9 trials, 0 stopped early, best accuracy 0.5000 (trial 0)', True)
 
 
 def test_a_look_at_a_search_does_not_turn_away_the_process_that_begins_it(tmp_path):
-    import threading, time
+    import threading
     from filelock import FileLock
     from optkit.job import _Lock
     held = FileLock(tmp_path / '.lock', thread_local=False)
