@@ -239,6 +239,8 @@ class Engine:
         self.ranks, self.votes, self.used = ranks, votes or _votes(ranks), None
         set_checkpointing(self.model, checkpointing)
         self.forward = torch.compile(self.model, mode=None if compile == 'default' else compile) if compile else self.model
+        self.replays = compile in ('reduce-overhead', 'max-autotune') and self.device.type == 'cuda' # CUDA graphs of the compiler
+        self.gradients_kept = False # outside the memory of those graphs
         self.kind, self.optimizer = optimizer, make_optimizer(self.model, optimizer, fused, self.device.type)
         self.scaler, self.best, self.grad_norm, self.updating = precision.make_scaler(), None, None, False
         self.start, self.ema = self._copy(), ema
@@ -277,7 +279,7 @@ def _make_state(engine):
         type(engine.optimizer).step(engine.optimizer) # the class's own: a caller may have wrapped the step of this one
     finally:
         for g, (lr, decay) in zip(engine.optimizer.param_groups, kept): _put(g, 'lr', lr); g['weight_decay'] = decay
-        engine.optimizer.zero_grad(set_to_none=True)
+        engine._clear_gradients()
     if engine.kind == 'adamw': _empty(engine.optimizer)
     else:
         for s in engine.optimizer.state.values():
@@ -310,7 +312,7 @@ def reset(self: Engine,
     if self.kind == 'adamw': _empty(self.optimizer)
     else: self.optimizer.state.clear() # codes of 8 bits are not 0 when they mean 0
     if self.average is not None: self._follow(0.)
-    self.optimizer.zero_grad(set_to_none=True)
+    self._clear_gradients()
     self.best = None
     torch.manual_seed(seed)
 
@@ -426,11 +428,22 @@ def step(self: Engine,
 @patch
 def _backward(self: Engine, store, micro, weight):
     total = torch.zeros((), device=self.device)
+    keep = self.replays and (len(micro) > 1 or not self.zero_grad_none)
     for m in micro:
+        if self.replays: torch.compiler.cudagraph_mark_step_begin()
         loss = _loss(self, store, m, weight)
         (self.scaler.scale(loss) if self.scaler else loss).backward()
+        if keep: self._keep_gradients()
         total += loss.detach()
     return total
+
+@patch
+def _keep_gradients(self: Engine):
+    "Move gradients out of the memory of the compiler's CUDA graphs, where the next replay would overwrite them; once, since later ones are added to the copies"
+    if self.gradients_kept: return
+    for _, p in self._trained():
+        if p.grad is not None: p.grad = p.grad.clone()
+    self.gradients_kept = True
 
 # %% ../nbs/02b_engine.ipynb #0c63e63d
 @patch
@@ -441,14 +454,20 @@ def _update(self: Engine):
     if scaler: scaler.step(self.optimizer); scaler.update()
     else: self.optimizer.step()
     if self.average is not None: self._follow(self.ema)
-    self.optimizer.zero_grad(set_to_none=self.zero_grad_none)
+    self._clear_gradients(self.zero_grad_none and not self.gradients_kept)
+
+@patch
+def _clear_gradients(self: Engine, drop: bool = True):
+    "Gradients of the next step begin at 0; dropped ones are allocated anew"
+    self.optimizer.zero_grad(set_to_none=drop)
+    self.gradients_kept = self.gradients_kept and not drop
 
 @patch
 def undo(self: Engine):
     "After a failure inside a step: as before it. Raises `MemoryError` when weights may have changed already."
     if self.updating: raise MemoryError('out of memory in the update itself, weights may have changed; take fused=True or adamw_8bit, or a smaller batch, and start from the last checkpoint')
     scale = self.scaler and self.scaler.state_dict()
-    self.optimizer.zero_grad(set_to_none=True)
+    self._clear_gradients()
     _heal(self)
     if scale: self.scaler.load_state_dict(scale)
 
@@ -656,8 +675,9 @@ def _target_places(labels, count):
 def _outputs(engine, store, part, pad_to):
     "What a pass keeps of a batch: logits of rows or of tokens with a target; for `causal` the loss of each target and whether its token was the likeliest"
     inputs, labels = batch_of(store, part, pad_to)
+    if engine.replays: torch.compiler.cudagraph_mark_step_begin()
     logits = engine.forward(**{k: v.to(engine.device) for k, v in inputs.items()}).logits
-    if store.targets is None: return logits.float()
+    if store.targets is None: return logits.float().clone() if engine.replays else logits.float() # the next replay overwrites them
     labels = labels.to(engine.device)
     places = _target_places(labels, int(store.targets[part].sum()))
     found = logits.flatten(0, 1)[places].float()
@@ -845,7 +865,7 @@ class StepProbe(MemoryProbe):
     def _train(self, batch):
         with _alone(self.engine): self.engine.step(self.store, self._micro(batch))
     def _clean(self): # half of the optimizer's state may be what did not fit
-        self.engine.optimizer.zero_grad(set_to_none=True)
+        self.engine._clear_gradients()
         _heal(self.engine)
 
 # %% ../nbs/02b_engine.ipynb #e2d0b001
