@@ -312,8 +312,9 @@ def _begin_training(run, given):
                                           started=datetime.now(timezone.utc).isoformat(timespec='seconds')))
     write_json(run.out / 'hardware.json', json.loads(run.hardware.to_json()))
     said = [dict(what=what, value=str(c.value), reason=c.reason) for what, c in (('precision', p.compute), ('TF32', p.tf32), ('attention', attention_of(run.engine, run.store)))]
-    reasons, notes = getattr(run.config, 'reasons', {}), check_parts(run.table, run.splits, columns=(given['text'], given['pair']))
-    notes = run.table.notes | {'validation rows' if of == 'texts' else f'validation rows, {of}': note for of, note in notes.items()}
+    reasons, parts = getattr(run.config, 'reasons', {}), check_parts(run.table, run.splits, columns=(given['text'], given['pair']))
+    what = lambda of: 'validation rows' if of == 'texts' else f'validation rows, {of}'
+    notes = run.table.notes | {what(of): note for of, note in parts.items()}
     said += [dict(what=what, value=note.value, reason=note.reason) for what, note in notes.items()]
     write_json(run.out / 'decisions.json', said + [dict(what=f'preset, {k}', value=str(getattr(run.config, k)), reason=f'{r.reason} [{r.source}]') for k, r in reasons.items()])
     if reasons: write_json(run.out / 'preset.json', run.config.to_dict())

@@ -11,7 +11,8 @@ __all__ = ['GAPS', 'TASKS', 'IGNORED', 'LAYOUT_LABELS', 'LAYOUTS', 'InputError',
            'gather_seconds', 'Loader', 'batches']
 
 # %% ../nbs/02a_data.ipynb #d91b5acb
-import csv, gzip, hashlib, json, lzma, math, multiprocessing, operator, os, pickle, re, shlex, tempfile, time, unicodedata, warnings, zlib
+import csv, gzip, hashlib, json, lzma, math, multiprocessing, operator, os, pickle, re, shlex, tempfile, time
+import unicodedata, warnings, zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -44,9 +45,8 @@ def _json_lines(path, opener):
         for number, line in enumerate(file, 1):
             if not line.strip(): continue
             try: row = json.loads(line)
-            except RecursionError: raise InputError(f'{path}, line {number}: nested too deeply; expected one object a line') from None
-            except ValueError as exc:
-                why = getattr(exc, 'msg', 'a number is too long') # of digits, which Python refuses to read
+            except (ValueError, RecursionError) as exc: # Python refuses to read numbers of thousands of digits
+                why = 'nested too deeply' if isinstance(exc, RecursionError) else getattr(exc, 'msg', 'a number is too long')
                 raise InputError(f'{path}, line {number}: not JSON ({why}); expected one object a line') from None
             if not isinstance(row, dict): raise InputError(f'{path}, line {number}: expected one JSON object a line, found {type(row).__name__}')
             rows.append(row)
@@ -66,7 +66,8 @@ def _tab_rows(lines, sep):
     odd = [n for n, row in numbered for c in row if '"' in c and not _WHOLE_CELL.fullmatch(c)]
     if not odd: return [[c[1:-1].replace('""', '"') if '"' in c else c for c in row] for row in rows], []
     opens = any(c[:1] == '"' and not _WHOLE_CELL.fullmatch(c) for row in rows for c in row)
-    why = f'{_first(list(dict.fromkeys(odd))).replace("row", "line")} of the file: each line has {len(rows[0])} cells, so each is a row'
+    where = _first(list(dict.fromkeys(odd))).replace('row', 'line')
+    why = f'{where} of the file: each line has {len(rows[0])} cells, so each is a row'
     return rows, [['quotation marks', 'part of the texts', why]] if opens else []
 
 # %% ../nbs/02a_data.ipynb #f4aaea0d
@@ -87,20 +88,23 @@ def _quoted_rows(path, lines, sep):
 def _mended(path, taken, sep, start):
     "The cells of a line with text behind a closing quotation mark, as pandas has them"
     if len(taken) == 1 and taken[0].count('"') % 2 == 0: return next(csv.reader(taken, delimiter=sep))
-    raise InputError(f'{path}: cannot be read (the quotation mark that opens a cell in line {start} is not closed at the end of '
-                     f'a cell, up to line {start + len(taken) - 1}); write "" for a mark inside of a cell, and one more at both ends')
+    raise InputError(f'{path}: cannot be read (the quotation mark that opens a cell in line {start} is not closed at the end '
+        f'of a cell, up to line {start + len(taken) - 1}); write "" for a mark inside of a cell, and one more at both ends')
 
 # %% ../nbs/02a_data.ipynb #a537c6c7
-def _broken_rows(spans, rows, lines, sep):
-    "A note on rows that hold line breaks, with a warning where each of their lines looks like a row"
+def _broken_rows(spans, rows, lines, sep, columns):
+    "A note on rows that hold line breaks, and on those of which each line looks like a row"
     if not spans: return []
     place = lambda start, count: f'lines {start} to {start + count - 1}'
     bare = lambda line: line.count(sep) - line.count(sep + ' ') # a comma in a text has a blank behind it
-    odd = [s for s in spans if all(bare(line) == bare(lines[0]) for line in lines[s[0] - 1:sum(s) - 1])]
-    note = ['line breaks', f'{rows:,} rows from {len(lines):,} lines', f'{len(spans):,} rows hold line breaks within quotation '
-            f'marks (the first: {place(*spans[0])})']
-    if odd: note[2] += f'; in {len(odd):,} of them (the first: {place(*odd[0])}) each line looks like a row: are the marks meant?'
-    return [note]
+    odd = [s for s in spans if all(bare(line) == columns - 1 for line in lines[s[0] - 1:sum(s) - 1])]
+    why = f'{len(spans):,} rows hold line breaks within quotation marks (the first: {place(*spans[0])})'
+    if odd: why += f'; in {len(odd):,} of them (the first: {place(*odd[0])}) each line looks like a row: are the marks meant?'
+    return [['line breaks', f'{rows:,} rows from {len(lines):,} lines', why]]
+
+def _warn(source, what, value, reason, stacklevel):
+    if what == 'line breaks' and not reason.endswith('?'): return # as any CSV file may have
+    warnings.warn(f'{source}: {what}: {value}: {reason}', stacklevel=stacklevel + 1)
 
 def _read_csv(path, sep, opener):
     with opener(path, 'rt', encoding='utf-8-sig', newline='') as file: lines = list(file)
@@ -113,17 +117,18 @@ def _read_csv(path, sep, opener):
     if not rows: raise pd.errors.EmptyDataError
     header = rows[0]
     for row, start, _ in found:
-        if len(row) > len(header): raise InputError(f'{path}: cannot be read (line {start} has {len(row)} cells, the header '
-            f'{len(header)}); put quotes around texts that hold {sep!r}{_other_separator(header)}')
+        if len(row) > len(header): raise InputError(f'{path}: cannot be read (line {start} has {len(row)} cells, the '
+            f'header {len(header)}); put quotes around texts that hold {sep!r}{_other_separator(header)}')
     frame = pd.DataFrame([row + [None] * (len(header) - len(row)) for row in rows[1:]], columns=header, dtype=str)
     spans = [(start, count) for _, start, count in found[1:] if count > 1]
-    frame.attrs[_NOTES] = whole[1] if whole else _broken_rows(spans, len(frame), lines, sep)
+    frame.attrs[_NOTES] = whole[1] if whole else _broken_rows(spans, len(frame), lines, sep, len(header))
     return frame
 
 def _other_separator(columns):
     "A hint where a single column's name holds what may separate its cells"
     sep = next((s for s in (';', '\t', '|', ',') if len(columns) == 1 and s in str(columns[0])), None)
-    return f'; do {sep!r} separate its cells? Expected \',\' in .csv, a tab in .tsv; or read it yourself: pandas.read_csv(..., sep={sep!r})' if sep else ''
+    if not sep: return ''
+    return f'; does {sep!r} separate its cells? Use "," in .csv, a tab in .tsv; or read it yourself: pandas.read_csv(..., sep={sep!r})'
 
 # %% ../nbs/02a_data.ipynb #077f25be
 _KEPT = 'optkit.classes' # in `attrs` of a frame: class names by column
@@ -206,6 +211,7 @@ def read_frame(
         raise InputError(f'{path}: cannot be read ({str(exc).splitlines()[0][:200]})') from None
     if len(twice := frame.columns[frame.columns.duplicated()]): raise InputError(f"{path}: column {str(twice[0])!r} stands twice in the header; rename one")
     if not len(frame): raise InputError(f'{path}: no rows; expected a header and at least a few rows' if frame.columns.size else f'{path}: the file is empty')
+    for note in frame.attrs.get(_NOTES, ()): _warn(path, *note, stacklevel=2)
     return frame
 
 # %% ../nbs/02a_data.ipynb #0451dba6
@@ -237,7 +243,8 @@ def _column(frame, name, source, words, known):
     if isinstance(cells, pd.DataFrame): raise InputError(f"{source}: column '{name}' stands {cells.shape[1]} times; rename all but one")
     return [(_words if words else _as_text)(value, row, name, source) for row, value in enumerate(cells, 1)]
 
-GAPS = frozenset('#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|Nan|NAN|None|n/a|nan|null'.split('|')) # no names of labels or groups
+GAPS = frozenset(('#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|Nan|NAN|None|n/a'
+                  '|nan|null').split('|')) # no names of labels or groups
 
 def missing_rows(
     values: list, # cells of a column: text, or lists of words
@@ -261,8 +268,8 @@ def parse_labels(
     "Class numbers and names. Raises `InputError` for missing cells, decimals, a single label, and a text column."
     if gaps := missing_rows(values, GAPS | _ignored(values)):
         read = sorted({values[n - 1].strip() for n in gaps} - {''})
-        more = f", which read {', '.join(read[:3])}; remove these rows, or rename the label where it is a class" if read else '; remove these rows'
-        at = _numbered(gaps, rows)
+        at, more = _numbered(gaps, rows), '; remove these rows'
+        if read: more = f", which read {', '.join(read[:3])}{more}, or rename the label where it is a class"
         raise InputError(f"{source}: column '{name}' has no label in {len(at)} rows ({_first(at)}){more}")
     numbers = _whole_numbers(values, name, source, rows)
     names = [str(n) for n in numbers] if numbers else [v.strip() for v in values]
@@ -312,9 +319,11 @@ def _name_notes(names, what):
     for name in names: alike.setdefault(_meant(name), []).append(name)
     same = [some for some in alike.values() if len(some) > 1]
     listed = '; '.join(', '.join(map(_shown, some[:4])) for some in same[:3])
-    if same: notes[f'names of {what} that look alike'] = Choice(listed, f'they differ only in case, blanks, accents or as numbers, and are different {what}; give them one name where they are one')
-    none = [n for n in names if n == '-1' and '0' in names or _meant(n) in ('none', 'na', 'n/a', 'null')] if what == 'labels' else []
-    if none: notes['labels that may mean none'] = Choice(', '.join(map(_shown, none)), 'taken as a class; where it means that a row has no label, remove these rows')
+    if same: notes[f'names of {what} that look alike'] = Choice(listed, 'they differ only in case, blanks, the form of letters '
+        f'or as numbers, and are different {what}; give them one name where they are one')
+    none = [n for n in names if n == '-1' and '0' in names or _meant(n) in ('none', 'na', 'n/a', 'null')]
+    if none and what == 'labels': notes['labels that may mean none'] = Choice(', '.join(map(_shown, none)),
+        'taken as a class; where it means that a row has no label, remove these rows')
     return notes
 
 # %% ../nbs/02a_data.ipynb #897ed379
@@ -421,10 +430,9 @@ def _checked(frame, text, label, pair, drop_empty, group, task, source, known=No
     if group and (none := _numbered(missing_rows(keep(group), GAPS), numbers)): raise InputError(f"{source}: column '{group}' has no group in {len(none)} rows ({_first(none)}); name one for each row")
     groups, named = pd.factorize(np.array(_group_names(keep(group)), dtype=object), sort=True) if group else (None, ())
     notes = {what: Choice(value, reason) for what, value, reason in frame.attrs.get(_NOTES, ())}
-    notes |= _name_notes(classes, 'labels') | _name_notes(named, 'groups') | _nan_note(columns, filter(None, (text, pair)))
-    for what, note in notes.items():
-        if what != 'line breaks' or '?' in note.reason: warnings.warn(f'{source}: {what}: {note.value}: {note.reason}', stacklevel=4)
-    return Table(keep(text), keep(pair) if pair else None, labels, classes, str(source), len(out), groups, task, np.array(numbers) if out else None, notes)
+    new = _name_notes(classes, 'labels') | _name_notes(named, 'groups') | _nan_note(columns, filter(None, (text, pair)))
+    for what, note in new.items(): _warn(source, what, note.value, note.reason, stacklevel=3)
+    return Table(keep(text), keep(pair) if pair else None, labels, classes, str(source), len(out), groups, task, np.array(numbers) if out else None, notes | new)
 
 def _group_names(values):
     "Names of groups without blanks around them, numbers as numbers of labels, letters in one form"
@@ -438,7 +446,8 @@ def _nan_note(columns, names):
 
 def _unnamed(values, names):
     "Labels where -1 says that there is none, as in data sets with class names"
-    return [_unnamed(v, names) if isinstance(v, list) else '' if v.strip() in ('-1', '-1.0') else v for v in values] if names else values
+    if not names: return values
+    return [_unnamed(v, names) if isinstance(v, list) else '' if v.strip() in ('-1', '-1.0') else v for v in values]
 
 # %% ../nbs/02a_data.ipynb #9689aa88
 def read_table(

@@ -43,7 +43,8 @@ def check_folds(
         c, n = min(rare, key=lambda r: r[1])
         raise InputError(f"{source}: label {c!r} has {n} row{'s' if n != 1 else ''}; {k} folds{' and the held-out rows' if held_out else ''} need at least {need} of each label")
     if groups is None: return
-    c, n = min(zip(classes, np.bincount(_label_groups(labels, groups)[0], minlength=len(classes)).tolist()), key=lambda r: r[1])
+    counts = np.bincount(_label_groups(labels, groups)[0], minlength=len(classes))
+    c, n = classes[counts.argmin()], int(counts.min())
     if n < need:
         what = f"{k} folds{' and the held-out rows' if held_out else ''} need at least {need} groups of each label"
         raise InputError(f"{source}: label {c!r} is in {n} group{'s' if n != 1 else ''}; {what}, since none is split; take fewer folds")
@@ -107,7 +108,7 @@ def hold_out(
     return rest[rows], held
 
 def _grouped_part(labels, groups, splitter, enough=10):
-    "Of the parts that groups can be cut into, the first that has every label and leaves each in enough groups, or the nearest to that"
+    "The first part that has every label and leaves each in enough other groups, or the nearest to that: (rest, part)"
     numbers, (of, group), best = np.unique(groups, return_inverse=True)[1], _label_groups(labels, groups), None
     count, of = len(np.unique(of)), np.unique(of, return_inverse=True)[1]
     for rest, held in splitter.split(labels, labels, groups):
@@ -149,7 +150,8 @@ def stratified_folds(
     folds = [(rows[a], rows[b]) for a, b in _splitter(k, seed, groups).split(rows, labels[rows], inside)]
     for n, (train, _) in enumerate(folds, 1):
         none = np.setdiff1d(labels[rows], labels[train])
-        if len(none): warnings.warn(f'the training part of fold {n} of {k} has no row of label (or stratum) {none[0]}; take fewer folds', stacklevel=2)
+        said = f'the training part of fold {n} of {k} has no row of label (or stratum)'
+        if len(none): warnings.warn(f'{said} {none[0]}; take fewer folds', stacklevel=2)
     return folds
 
 # %% ../nbs/03a_folds.ipynb #c19391f3
@@ -198,7 +200,8 @@ def _lacking(table, parts, names):
     said = '; '.join(f'no row of label {table.classes[c]!r} in the {name}{where(n)}' for n, name, c in absent[:3])
     return Choice(said + ('; ...' if len(absent) > 3 else ''), 'its groups lie in other parts; take fewer folds, or smaller groups')
 
-def _codes(texts): return pd.factorize(np.array([t if isinstance(t, str) else '\x1f'.join(t) for t in texts], dtype=object))[0]
+def _codes(texts): # equal numbers for equal texts, or lists of words
+    return pd.factorize(np.array([t if isinstance(t, str) else '\x1f'.join(t) for t in texts], dtype=object))[0]
 
 def _shared(table, parts, names, columns):
     "How many rows of the second parts have a text, or both, of the first part of their split"

@@ -303,7 +303,9 @@ class Job:
         c, least = self.config, self.config.folds * len(self.table.classes)
         if c.rows and not least <= c.rows <= len(self.table): raise InputError(f'rows is {c.rows}, expected {least} (one of each label for each fold) to {len(self.table)} (the rows of {self.table.source})')
         if c.effective_batch > len(self.table): raise InputError(f'effective_batch is {c.effective_batch}, but {self.table.source} has {len(self.table)} rows')
-        if self.table.groups is not None: self._check_search(self._split(c.rows or len(self.table), held_out_size(len(self.table), len(self.table.classes)))[0])
+        if self.table.groups is None: return
+        held_out = held_out_size(len(self.table), len(self.table.classes))
+        self._check_search(self._split(c.rows or len(self.table), held_out)[0])
 
     def _check_search(self, search): # enough of each label is left beside the held-out rows
         t, groups = self.table, self.table.groups
@@ -502,8 +504,9 @@ def _do_data(self: Job):
 @patch
 def _decide_data(self: Job, search, held): # what was noticed in the data, and in their parts
     folds = stratified_folds(search, self.table.labels, self.config.folds, self.config.seed, self.table.groups)
-    columns = self.config.text, self.config.pair
-    parts = {'held-out rows': check_parts(self.table, [(search, held)], ('search', 'held-out rows'), columns), 'folds': check_parts(self.table, folds, columns=columns)}
+    columns, names = (self.config.text, self.config.pair), ('search', 'held-out rows')
+    parts = {'held-out rows': check_parts(self.table, [(search, held)], names, columns),
+             'folds': check_parts(self.table, folds, columns=columns)}
     for what, note in self.table.notes.items(): self.decide(what, note.value, note.reason)
     for what, notes in parts.items():
         for of, note in notes.items(): self.decide(what if of == 'texts' else f'{what}, {of}', note.value, note.reason)
