@@ -278,7 +278,7 @@ def _splits(table, folds, held_out, seed):
     from optkit.folds import check_folds, hold_out, stratified_folds
     if folds is not None and folds < 2: raise InputError(f'--folds is {folds}, expected at least 2')
     if not 0 < held_out < 1: raise InputError(f'--held-out is {held_out}, expected a share between 0 and 1')
-    check_folds(table.labels, table.classes, folds or 2, table.source, held_out=False)
+    check_folds(table.labels, table.classes, folds or 2, table.source, held_out=False, groups=table.groups)
     if folds: return stratified_folds(np.arange(len(table)), table.labels, folds, seed, table.groups)
     return [hold_out(table.labels, max(len(table.classes), round(held_out * len(table))), len(table), 1, seed, table.groups)]
 
@@ -305,13 +305,17 @@ def do_train(terminal, **given):
 def _begin_training(run, given):
     from datetime import datetime, timezone
     from optkit.engine import attention_of
+    from optkit.folds import check_parts
     from optkit.timing import write_json
     command, p = _words(), run.engine.precision
     write_json(run.out / 'run.json', dict(version=1, kind='train', title='Training run', command=command, settings={**given, 'config': asdict(run.config)}, fingerprint=run.about,
                                           started=datetime.now(timezone.utc).isoformat(timespec='seconds')))
     write_json(run.out / 'hardware.json', json.loads(run.hardware.to_json()))
     said = [dict(what=what, value=str(c.value), reason=c.reason) for what, c in (('precision', p.compute), ('TF32', p.tf32), ('attention', attention_of(run.engine, run.store)))]
-    reasons = getattr(run.config, 'reasons', {})
+    reasons, parts = getattr(run.config, 'reasons', {}), check_parts(run.table, run.splits, columns=(given['text'], given['pair']))
+    what = lambda of: 'validation rows' if of == 'texts' else f'validation rows, {of}'
+    notes = run.table.notes | {what(of): note for of, note in parts.items()}
+    said += [dict(what=what, value=note.value, reason=note.reason) for what, note in notes.items()]
     write_json(run.out / 'decisions.json', said + [dict(what=f'preset, {k}', value=str(getattr(run.config, k)), reason=f'{r.reason} [{r.source}]') for k, r in reasons.items()])
     if reasons: write_json(run.out / 'preset.json', run.config.to_dict())
 

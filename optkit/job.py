@@ -25,7 +25,7 @@ from .batch_finder import predict_peak
 from .data import LAYOUT_LABELS, InputError, MicroBatch, read_table, tokenise
 from .fast import FastEngine, fast_problem, keep_compiled
 from .engine import DEMO_MODEL, attention_of, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
-from .folds import check_folds, hold_out, stratified_folds
+from .folds import check_folds, check_parts, hold_out, stratified_folds
 from .forecast import forecast
 from .hardware import Choice, detect
 from .metrics import signed
@@ -283,7 +283,7 @@ class Job:
         from_shell = Path(sys.argv[0]).stem in ('optkit', '-c')
         self.command = command or (shlex.join(['optkit', *sys.argv[1:]]) if from_shell else 'optkit.job.Job(...).run(), in Python')
         self.table = read_table(config.data, config.text, config.label, config.pair, config.drop_empty, config.group)
-        check_folds(self.table.labels, self.table.classes, config.folds, self.table.source)
+        check_folds(self.table.labels, self.table.classes, config.folds, self.table.source, groups=self.table.groups)
         self._check_rows()
         self.space = dict(parse_space(s) for s in config.space)
         _check_space(self.space, self._base())
@@ -303,7 +303,14 @@ class Job:
         c, least = self.config, self.config.folds * len(self.table.classes)
         if c.rows and not least <= c.rows <= len(self.table): raise InputError(f'rows is {c.rows}, expected {least} (one of each label for each fold) to {len(self.table)} (the rows of {self.table.source})')
         if c.effective_batch > len(self.table): raise InputError(f'effective_batch is {c.effective_batch}, but {self.table.source} has {len(self.table)} rows')
-        if self.table.groups is not None: self._split(c.rows or len(self.table), held_out_size(len(self.table), len(self.table.classes)))
+        if self.table.groups is None: return
+        held_out = held_out_size(len(self.table), len(self.table.classes))
+        self._check_search(self._split(c.rows or len(self.table), held_out)[0])
+
+    def _check_search(self, search): # enough of each label is left beside the held-out rows
+        t, groups = self.table, self.table.groups
+        check_folds(t.labels[search], t.classes, self.config.folds, f'{t.source} ({len(search)} rows for the search)', held_out=False,
+                    groups=None if groups is None else groups[search])
 
     def _split(self, rows, held_out): # (search, held out)
         return hold_out(self.table.labels, held_out, rows, self.config.folds, self.config.seed, self.table.groups)
@@ -483,10 +490,10 @@ def _more_trials(self: Job): # a second start may ask for more trials, nothing e
 def _do_data(self: Job):
     plan, table, store = JobPlan(**self._plan), self.table, self._tokens(self._plan['max_length'])
     search, held = self._split(plan.rows, plan.held_out)
-    check_folds(table.labels[search], table.classes, self.config.folds, f'{table.source} ({len(search)} rows for the search)', held_out=False)
+    self._check_search(search)
     if store.truncated:
         self.say(f'{store.truncated:,} of {len(store):,} rows are longer than {plan.max_length} tokens and were truncated (the longest: {store.longest:,} tokens, row {store.longest_row:,})')
-    self._say_shared(search, held)
+    self._decide_data(search, held)
     names = table.classes
     return dict(rows=len(table), labels={c: int((table.labels == n).sum()) for n, c in enumerate(names)}, search_rows=len(search), heldout_rows=len(held),
         unused_rows=len(table) - len(search) - len(held), dropped_rows=table.dropped, max_length=plan.max_length, truncated=store.truncated, longest=store.longest,
@@ -495,10 +502,14 @@ def _do_data(self: Job):
 
 # %% ../nbs/04b_job.ipynb #a8a02a30
 @patch
-def _say_shared(self: Job, search, held): # the same text on both sides makes the last score too good
-    seen = {self.table.texts[n] for n in search}
-    shared = sum(self.table.texts[n] in seen for n in held)
-    if shared: self.decide('held-out rows', f'{shared} of {len(held)} share their {self.config.text} with a row of the search', 'name a --group column to keep such rows together')
+def _decide_data(self: Job, search, held): # what was noticed in the data, and in their parts
+    folds = stratified_folds(search, self.table.labels, self.config.folds, self.config.seed, self.table.groups)
+    columns, names = (self.config.text, self.config.pair), ('search', 'held-out rows')
+    parts = {'held-out rows': check_parts(self.table, [(search, held)], names, columns),
+             'folds': check_parts(self.table, folds, columns=columns)}
+    for what, note in self.table.notes.items(): self.decide(what, note.value, note.reason)
+    for what, notes in parts.items():
+        for of, note in notes.items(): self.decide(what if of == 'texts' else f'{what}, {of}', note.value, note.reason)
 
 # %% ../nbs/04b_job.ipynb #f6a81ab1
 @patch

@@ -240,7 +240,7 @@ BAD = {
     'a search over the metric': (lambda p: table(p, rows()), ('--space', 'metric=loss,accuracy'), "'metric' cannot be searched"),
     'a search over the seed': (lambda p: table(p, rows()), ('--space', 'seed=1..5'), "'seed' cannot be searched"),
     'no group column': (lambda p: table(p, rows()), ('--group', 'document'), "no column 'document'"),
-    'too few groups': (lambda p: table(p, rows()), ('--group', 'y'), '2 groups for 4 parts'),
+    'too few groups': (lambda p: table(p, rows()), ('--group', 'y'), "label 'ham' is in 1 group; 3 folds and the held-out rows need at least 4 groups of each label"),
     'more folds than groups that are left': (lambda p: table(p, [(a, f'd{n % 8}', y) for n, (a, _, y) in enumerate(rows())]), ('--group', 'b', '--folds', '7'), '6 groups beside the held-out ones for 7 folds'),
     'no trials': (lambda p: table(p, rows()), ('--trials', '0'), 'trials is 0, expected at least 1'),
 }
