@@ -574,7 +574,7 @@ _THROTTLE_REASONS = {
     0x40: 'heat (hardware)',
     0x80: 'power brake'}
 
-# %% ../nbs/00_hardware.ipynb #9fee3e35
+# %% ../nbs/00_hardware.ipynb #fd9b3366
 def process_name(
     pid: int,
 ) -> str | None: # None: the number is not in this system's or container's list
@@ -582,7 +582,7 @@ def process_name(
     try: return psutil.Process(pid).name()
     except psutil.Error: return None
 
-
+# %% ../nbs/00_hardware.ipynb #cdac53bf
 def _merge_entry(entry, computes, name, previous):
     "The `GPUProcess` of a list's entry and of what the other list gave for it"
     sizes = [b for b in (entry.usedGpuMemory, previous and previous.bytes) if b is not None]

@@ -114,7 +114,7 @@ class Ratio:
         "Half the interval, relative to the median"
         return (self.high - self.low) / 2 / self.p50
 
-    def covers(self, value): return self.low <= value <= self.high
+    def covers(self, value: float): return self.low <= value <= self.high
     def __repr__(self): return f'{self.p50:.3f}x [{self.low:.3f}, {self.high:.3f}]'
 
 # %% ../nbs/00a_timing.ipynb #25c64324
