@@ -279,9 +279,9 @@ def test_processes_of_a_card_in_slices_are_not_told(monkeypatch):
 
 def test_a_process_keeps_what_either_list_says():
     def entry(pid, held): return SimpleNamespace(pid=pid, usedGpuMemory=held)
-    found = hardware.other_processes([entry(5, None)], [entry(5, 3), entry(6, 9)], own=1, started=False, name={5: 'a', 6: 'b'}.get)
+    found = hardware.other_processes([entry(5, None)], [entry(5, 3), entry(6, 9)], own_pid=1, started=False, name={5: 'a', 6: 'b'}.get)
     assert found == (GPUProcess(6, 'b', 9, False), GPUProcess(5, 'a', 3, True))
-    assert hardware.other_processes(None, None, own=1, started=True) == ()
+    assert hardware.other_processes(None, None, own_pid=1, started=True) == ()
     assert hardware.process_name(2**22 + 1) is None and hardware.process_name(__import__('os').getpid())
 
 

@@ -172,18 +172,18 @@ def test_the_watch_sees_another_process(tmp_path):
 
 
 def test_throttled_time_is_read_from_both_versions_of_control_groups(tmp_path, monkeypatch):
-    from optkit.timing import _held_back
+    from optkit.timing import _throttled_seconds
     def plant(files):
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
-    assert _held_back(tmp_path) == 0
+    assert _throttled_seconds(tmp_path) == 0
     plant({'proc/self/cgroup': '0::/pod/main', 'proc/self/mountinfo': '30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw',
            'sys/fs/cgroup/pod/cpu.stat': 'usage_usec 9\nnr_throttled 3\nthrottled_usec 2500000\n', 'sys/fs/cgroup/pod/main/cpu.stat': 'usage_usec 9\n'})
-    assert _held_back(tmp_path) == 2.5
+    assert _throttled_seconds(tmp_path) == 2.5
     plant({'proc/self/cgroup': '4:cpu,cpuacct:/pod', 'proc/self/mountinfo': '31 23 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct',
            'sys/fs/cgroup/cpu/pod/cpu.stat': 'nr_periods 5\nthrottled_time 1500000000\n'})
-    assert _held_back(tmp_path) == 1.5
+    assert _throttled_seconds(tmp_path) == 1.5
 
 
 def test_what_a_step_uses():
