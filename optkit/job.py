@@ -24,7 +24,8 @@ from tqdm.auto import tqdm
 from .batch_finder import predict_peak
 from .data import LAYOUT_LABELS, InputError, MicroBatch, read_table, tokenise
 from .fast import FastEngine, fast_problem, keep_compiled
-from .engine import DEMO_MODEL, attention_of, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
+from .checkpoint import save_model
+from .engine import DEMO_MODEL, attention_of, check_tokens, load_model, load_tokenizer, model_length, model_source, plan_batch
 from .folds import check_folds, hold_out, stratified_folds
 from .forecast import forecast
 from .hardware import Choice, detect
@@ -298,6 +299,7 @@ class Job:
         self.decisions, self.engine, self.preset = {}, None, None
         self.stepping = self._choose_engine()
         if config.train: self._check_settings()
+        if not self.resumed: check_tokens(self.model, self._tokens(config.max_length or self._limit())) # which the first stage takes
 
     def _check_rows(self):
         c, least = self.config, self.config.folds * len(self.table.classes)
@@ -710,7 +712,4 @@ def _final(logits, labels, best, config, table, search):
 @patch
 def _save(self: Job):
     "The refitted model and its tokenizer, as `from_pretrained` reads them; whole or not at all"
-    ready, part = self.folder / 'model', self.folder / '.model.part'
-    for old in (part, ready): shutil.rmtree(old, ignore_errors=True)
-    with quiet(): self.engine.model.save_pretrained(part); self.tokenizer.save_pretrained(part)
-    os.replace(part, ready)
+    save_model(self.engine.model, self.folder / 'model', self.tokenizer, self._plan['max_length'])
