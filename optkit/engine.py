@@ -228,6 +228,8 @@ def settle_config(
         if rows not in (None, tuple(range(len(names)))):
             raise InputError(f"the classes of the store are {', '.join(names)}, but {type(model).__name__} has {', '.join(known.values())} in this order; load it with load_model(name, store.classes)")
         _name_outputs(config, (known | dict(enumerate(names))).values())
+    if getattr(config, 'summary_type', '') in ('last', 'mean') and any(n.endswith('sequence_summary') for n, _ in model.named_modules()): # XLNet
+        raise InputError(f'{type(model).__name__} summarises rows over their padding (summary_type {config.summary_type!r}), so a row in a batch has other outputs than alone; take another model')
     _set_padding(model, store.pad_id)
     if store.task in _PROBLEMS: config.problem_type = _PROBLEMS[store.task]
 
@@ -773,7 +775,6 @@ def predict(self: Engine,
     "Outputs of rows, in their order, under the moving average of the weights where there is one"
     rows = np.asarray(rows)
     order = np.argsort(store.lengths[rows], kind='stable')
-    self._check(store)
     self.model.eval()
     out = []
     with self.averaged(), self.precision.applied(), self.precision.autocast():

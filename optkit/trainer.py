@@ -30,7 +30,7 @@ from .augment import AUGMENTS, augmented, check_augment
 from .batch_finder import is_out_of_memory, planned_updates
 from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
 from .data import IGNORED, LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
-from .engine import CHECKPOINTING, OPTIMIZERS, Engine, attention_of, check_tokens, model_length, plan_batch, plan_evaluation, plan_table, plan_tokens, seeded, settle_config, training_flops, with_labels
+from .engine import CHECKPOINTING, OPTIMIZERS, Engine, attention_of, model_length, plan_batch, plan_evaluation, plan_table, plan_tokens, seeded, settle_config, training_flops, with_labels
 from .fast import FastEngine
 from .hardware import Choice
 from .hf import left_out, rows_of, settings_of, store_of
@@ -356,6 +356,7 @@ def check_run(
     if store.task in ('regression', 'causal') and config.class_weights is not None: raise InputError(f'class_weights are for classes, the task is {store.task}; leave them out')
     if not any(p.requires_grad for p in engine.model.parameters()): raise InputError(f'no weight of {type(engine.model).__name__} trains, all are frozen; let some require gradients, or take an adapter')
     _check_head(engine.model, store)
+    engine._check(store)
     ranks = 1 if engine.ranks is None else torch.distributed.get_world_size(engine.ranks)
     if config.effective_batch < ranks: raise InputError(f'effective_batch is {config.effective_batch}, fewer than the {ranks} ranks that share a step')
     if config.layout == 'packed' and config.max_tokens and config.max_tokens < (longest := int(store.lengths[train].max())): raise InputError(f'max_tokens is {config.max_tokens}, but a row has {longest} tokens; raise it')
@@ -375,7 +376,6 @@ def _check_head(model, store):
         if (least := int(real.min().item())) < 0: raise InputError(f'the labels hold {least}, expected class numbers from 0 on' + (f' (or {IGNORED} for a token without one)' if store.targets is not None else ''))
     if found > head or store.task in ('regression', 'multilabel') and found != head:
         raise InputError(f'the labels need {found} outputs, but the head of {type(model).__name__} has {head}; load the model with num_labels={found}')
-    check_tokens(model, store)
 
 # %% ../nbs/03_trainer.ipynb #ba06a2df
 def balanced_weights(
