@@ -167,7 +167,7 @@ def load_model(
             model = AutoModelForSequenceClassification.from_pretrained(source, **({} if moved else dict(num_labels=len(classes))),
                 use_safetensors=True, dtype=torch.float32, ignore_mismatched_sizes=True)
         except (OSError, ValueError, KeyError, SafetensorError) as exc: raise InputError(f'{name}: no sequence classifier could be loaded ({_line(exc)})') from None
-    if moved: _move_head(model, moved)
+        if moved: _move_head(model, moved)
     _name_outputs(model.config, classes)
     model.config.problem_type = 'single_label_classification' if len(classes) > 1 else None
     if tokenizer is not None: _set_padding(model, tokenizer.pad_token_id)
@@ -223,14 +223,13 @@ def settle_config(
     "Write into a model's configuration what the store says: padding id, kind of problem, class names. Raises `InputError` where their numbers contradict the model's names."
     config, names = model.config, tuple(map(str, store.classes))
     known = {int(k): str(v) for k, v in sorted((getattr(config, 'id2label', None) or {}).items())}
-    if names != tuple(map(str, range(len(names)))) and store.task != 'causal' and len(names) <= len(known): # numbers name nothing
-        rows = choose_head(names, known).value
-        if rows not in (None, tuple(range(len(names)))):
-            raise InputError(f"the classes of the store are {', '.join(names)}, but {type(model).__name__} has {', '.join(known.values())} in this order; load it with load_model(name, store.classes)")
-        _name_outputs(config, (known | dict(enumerate(names))).values())
+    named = names != tuple(map(str, range(len(names)))) and store.task != 'causal' and len(names) <= len(known) # numbers name nothing
+    if named and choose_head(names, known).value not in (None, tuple(range(len(names)))):
+        raise InputError(f"the classes of the store are {', '.join(names)}, but {type(model).__name__} has {', '.join(known.values())} in this order; load it with load_model(name, store.classes)")
     if getattr(config, 'summary_type', '') in ('last', 'mean') and any(n.endswith('sequence_summary') for n, _ in model.named_modules()): # XLNet
         raise InputError(f'{type(model).__name__} summarises rows over their padding (summary_type {config.summary_type!r}), so a row in a batch has other outputs than alone; take another model')
     _set_padding(model, store.pad_id)
+    if named: _name_outputs(config, (known | dict(enumerate(names))).values())
     if store.task in _PROBLEMS: config.problem_type = _PROBLEMS[store.task]
 
 # %% ../nbs/02b_engine.ipynb #7fe1a863
@@ -686,10 +685,10 @@ def _padded_places(offsets, tokens, longest):
 # %% ../nbs/02b_engine.ipynb #a69c4314
 def _trial_rows(config, max_length, task):
     "A store of three rows: a short one, a longer one (longer than a sliding window), and one of the short one's length"
+    config = text_config(config)
     window = _window(config) or 0
     longer = max(2, min(max_length, max(9, 2 * window + 5)))
     lengths = np.array([min(5, max_length), longer, min(5, max_length)])
-    config = text_config(config)
     size, total = config.vocab_size, int(lengths.sum())
     special = {getattr(config, k, None) for k in ('pad_token_id', 'bos_token_id', 'eos_token_id', 'cls_token_id', 'sep_token_id')}
     words = np.array([t for t in range(size // 4, size // 4 + 2 * total + 8) if t < size and t not in special])
