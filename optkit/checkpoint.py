@@ -7,7 +7,7 @@ __all__ = ['random_state', 'set_random_state', 'rows_digest', 'model_digest', 'c
            'save_checkpoint', 'checkpoints', 'latest_checkpoint', 'read_checkpoint']
 
 # %% ../nbs/02d_checkpoint.ipynb #61e533d8
-import hashlib, os, shutil
+import copy, hashlib, os, shutil
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +97,8 @@ def mend(
 def save_model(
     model, # of transformers or peft
     folder: str | Path, # of the model; what stands there is replaced
-    tokenizer=None # saved beside it
+    tokenizer=None, # saved beside it
+    max_length: int | None = None # tokens of a row that the saved tokenizer then allows; None: as it is
 ):
     "What `from_pretrained` loads (of an adapter: what peft loads); whole or not at all. Raises `InputError` when the disk does not take it."
     folder = Path(folder)
@@ -107,11 +108,19 @@ def save_model(
         shutil.rmtree(part, ignore_errors=True)
         with quiet():
             model.save_pretrained(part)
-            if tokenizer is not None: tokenizer.save_pretrained(part)
+            if tokenizer is not None: _as_trained(tokenizer, max_length).save_pretrained(part)
         _settle(part, folder)
     except (OSError, SafetensorError) as exc:
         raise InputError(f'{folder}: the model could not be saved ({_why(exc)})') from None
     finally: shutil.rmtree(part, ignore_errors=True)
+
+def _as_trained(tokenizer, max_length):
+    "A tokenizer that cuts and pads rows as the training did: padding on the right, at most so many tokens"
+    if max_length is None: return tokenizer
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.model_max_length, tokenizer.padding_side = max_length, 'right'
+    getattr(tokenizer, 'init_kwargs', {})['padding_side'] = 'right' # only what stands there is saved
+    return tokenizer
 
 def _why(exc): return (str(exc).strip() or type(exc).__name__).splitlines()[0][:160]
 

@@ -36,12 +36,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .batch_finder import is_out_of_memory
 from .data import InputError, Loader, MicroBatch, TokenStore, padded_tokens, read_table, real_tokens, tokenise
-from .engine import load_model, load_tokenizer, model_length, plan_batch, quiet, set_checkpointing
+from .engine import check_tokens, load_model, load_tokenizer, model_length, plan_batch, quiet, set_checkpointing, settle_config
 from .fast import FastEngine, fast_problem
 from .hardware import Choice, detect, size, tf32_set
 from .hpo import seconds_of
 from .ladder import BASELINE, Rung, default_rungs, loss_of, measure_ladder, plain_step, without_dropout, _planned
-from .precision import attention_ran, choose_attention, choose_format, choose_precision, choose_tf32, held_format, import_problem
+from .precision import attention_ran, choose_attention, choose_format, choose_precision, choose_tf32, held_format, import_problem, text_config
 from .report import ENOUGH, POINT, _cost_blocks, _drawing, _duration, _gib, _hardware_section, _ladder_section, _mfu_blocks, _note, _number, _reproduce_section, _table, _text, _times, _where, claims_figure, ladder_figure, results_folder, roofline_figure, write_page, _chart, _legend, LINE, MAIN, MUTED, OTHER, claims as claim_table
 from .simulator import SyntheticCurves, simulate
 from .storage import silent
@@ -271,6 +271,10 @@ class Bench:
     loss_steps: int = 8
     sized: str = '' # why the steps have the size that they have
     cache: dict = field(default_factory=dict) # what several experiments need: spread between seeds, simulated studies, ...
+
+    def __post_init__(self):
+        check_tokens(self.model, self.store)
+        settle_config(self.model, self.store)
 
     @property
     def cuda(self): return self.hardware.device == 'cuda'
@@ -513,7 +517,7 @@ def step_flops(
     lengths: np.ndarray # real tokens of each row
 ) -> float: # of forward and backward, without recomputation
     "Model FLOPs of real tokens; weights that do not train have no product for their own gradient"
-    config, lengths = model.config, np.asarray(lengths, dtype=np.float64)
+    config, lengths = text_config(model), np.asarray(lengths, dtype=np.float64)
     lookups = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     per_token = sum((6 if p.requires_grad else 4) * p.numel() for p in model.parameters() if id(p) not in lookups)
     return float(per_token * lengths.sum() + 12 * config.num_hidden_layers * config.hidden_size * (lengths ** 2).sum())

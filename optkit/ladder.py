@@ -16,7 +16,7 @@ import torch
 from tqdm.auto import tqdm
 
 from .data import TokenStore, padded_tokens, real_tokens, steps
-from .engine import Engine, training_flops
+from .engine import Engine, check_tokens, settle_config, training_flops
 from .hardware import Hardware
 from .timing import Comparison, Record, Variant, compare, mfu, quantiles
 from .trainer import TrainConfig, make_engine
@@ -154,6 +154,8 @@ def measure_ladder(
 ) -> Ladder:
     "Time every row on the same samples in turns, with a loss comparison"
     configs = ladder_configs(base, rungs)
+    check_tokens(model, store)
+    settle_config(model, store)
     engines = {name: make_engine(copy.deepcopy(model) if c.fast else model, c, hardware) for name, c in configs.items()} # the fast engine moves weights to places of its own
     store = store.to(hardware.device)
     try:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMATS', 'CPU_BF16', 'FP8_WIDTH', 'BACKENDS', 'CHANNELS_LAST', 'choose_format', 'choose_tf32', 'choose_scaler',
            'choose_weights', 'fp8_fits', 'choose_fp8', 'sdpa_obstacles', 'choose_sdpa', 'sdpa_taken', 'attention_ran',
-           'import_problem', 'choose_attention', 'model_facts', 'held_format', 'choose_cudnn_benchmark',
+           'import_problem', 'choose_attention', 'text_config', 'model_facts', 'held_format', 'choose_cudnn_benchmark',
            'choose_deterministic', 'cudnn_set', 'Precision', 'choose_precision']
 
 # %% ../nbs/01_precision.ipynb #f41f4f0c
@@ -193,9 +193,15 @@ def choose_attention(asked=None,   # transformers' `attn_implementation`: 'eager
     return Choice(asked, f'asked for; {_PACKAGES[asked]} can be imported')
 
 # %% ../nbs/01_precision.ipynb #013254f3
+def text_config(model): # of transformers, or its configuration
+    "The configuration of the text part: a model of texts and images keeps it in `text_config`; else the whole one"
+    config = getattr(model, 'config', model)
+    return config.get_text_config() if hasattr(config, 'get_text_config') else config
+
+
 def model_facts(model):
     "What the choices below want to know of a model: widths of its linear layers, convolutions, size of a head, dropout of the attention weights"
-    config, modules = getattr(model, 'config', None), [*model.modules()]
+    config, modules = text_config(model) if hasattr(model, 'config') else None, [*model.modules()]
     ask = lambda *names: next((v for n in names if (v := getattr(config, n, None)) is not None), None)
     heads, hidden = ask('num_attention_heads', 'n_head'), ask('hidden_size', 'n_embd')
     return dict(widths=[(m.in_features, m.out_features) for m in modules if isinstance(m, torch.nn.Linear)],

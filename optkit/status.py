@@ -21,7 +21,7 @@ from fastcore.basics import patch
 from .data import InputError
 from .engine import DEMO_MODEL
 from .hardware import Hardware, asking, detect, gpu_table, hardware_with, known_gpu, si, size, slug
-from .precision import CHANNELS_LAST, choose_cudnn_benchmark, choose_precision, import_problem
+from .precision import CHANNELS_LAST, choose_cudnn_benchmark, choose_precision, import_problem, text_config
 from .progress import read_progress
 from .report import claims, in_ladder, read_committed
 from .timing import read_json
@@ -152,7 +152,7 @@ def model_shape(
     model # of transformers, or its configuration
 ) -> dict: # weights, layers, hidden, heads
     "What the memory of a training depends on; weights of a configuration are counted from its shape"
-    config = getattr(model, 'config', model)
+    config = text_config(model)
     ask = lambda *names: next((int(v) for n in names if (v := getattr(config, n, None)) is not None), None)
     layers, hidden, heads, vocabulary = ask('num_hidden_layers', 'n_layer'), ask('hidden_size', 'n_embd'), ask('num_attention_heads', 'n_head'), ask('vocab_size')
     if not (layers and hidden and heads): raise InputError(f'{type(model).__name__} does not say its layers, hidden size and heads; leave model out')

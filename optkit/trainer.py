@@ -30,12 +30,12 @@ from .augment import AUGMENTS, augmented, check_augment
 from .batch_finder import is_out_of_memory, planned_updates
 from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
 from .data import IGNORED, LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
-from .engine import CHECKPOINTING, OPTIMIZERS, Engine, attention_of, model_length, plan_batch, plan_evaluation, plan_table, plan_tokens, seeded, training_flops, with_labels
+from .engine import CHECKPOINTING, OPTIMIZERS, Engine, attention_of, model_length, plan_batch, plan_evaluation, plan_table, plan_tokens, seeded, settle_config, training_flops, with_labels
 from .fast import FastEngine
 from .hardware import Choice
 from .hf import left_out, rows_of, settings_of, store_of
 from .metrics import ALL_METRICS, METRICS, TASK_METRICS, check_metric, score, signed
-from .precision import choose_attention, choose_precision, held_format
+from .precision import choose_attention, choose_precision, held_format, text_config
 from .progress import Beside, Meter, Progress
 from .timing import write_json
 
@@ -356,6 +356,7 @@ def check_run(
     if store.task in ('regression', 'causal') and config.class_weights is not None: raise InputError(f'class_weights are for classes, the task is {store.task}; leave them out')
     if not any(p.requires_grad for p in engine.model.parameters()): raise InputError(f'no weight of {type(engine.model).__name__} trains, all are frozen; let some require gradients, or take an adapter')
     _check_head(engine.model, store)
+    engine._check(store)
     ranks = 1 if engine.ranks is None else torch.distributed.get_world_size(engine.ranks)
     if config.effective_batch < ranks: raise InputError(f'effective_batch is {config.effective_batch}, fewer than the {ranks} ranks that share a step')
     if config.layout == 'packed' and config.max_tokens and config.max_tokens < (longest := int(store.lengths[train].max())): raise InputError(f'max_tokens is {config.max_tokens}, but a row has {longest} tokens; raise it')
@@ -367,7 +368,7 @@ def _check_auroc(engine, store, valid):
     if seen < head: raise InputError(f'auroc is not defined on these {len(valid)} rows: {seen} of the {head} labels ' + ('are there in some of them and not in others' if store.task == 'multilabel' else 'are among them') + '; choose another metric or other rows')
 
 def _check_head(model, store):
-    head = int(model.config.vocab_size if store.task == 'causal' else model.config.num_labels)
+    head = int(text_config(model).vocab_size if store.task == 'causal' else model.config.num_labels)
     if store.task == 'regression': found = store.labels.shape[1] if store.labels.ndim > 1 else 1
     elif store.task == 'multilabel': found = store.labels.shape[1]
     else:
@@ -375,14 +376,6 @@ def _check_head(model, store):
         if (least := int(real.min().item())) < 0: raise InputError(f'the labels hold {least}, expected class numbers from 0 on' + (f' (or {IGNORED} for a token without one)' if store.targets is not None else ''))
     if found > head or store.task in ('regression', 'multilabel') and found != head:
         raise InputError(f'the labels need {found} outputs, but the head of {type(model).__name__} has {head}; load the model with num_labels={found}')
-    largest, known = int(store.tokens.max().item()), int(model.get_input_embeddings().weight.shape[0])
-    if largest >= known: raise InputError(f'the store holds the token {largest}, but {type(model).__name__} knows {known} tokens; take the tokenizer of this model')
-    if (longest := int(store.lengths.max())) > (places := _positions(model)): raise InputError(f'a row has {longest} tokens, but {type(model).__name__} has {places} positions; tokenise with max_length={places}')
-
-def _positions(model):
-    "Tokens for which there are places where a model learns one a position, beyond which a GPU fails for good; no limit elsewhere"
-    learnt = any(isinstance(m, torch.nn.Embedding) and name.rpartition('.')[2] in ('position_embeddings', 'wpe', 'embed_positions') for name, m in model.named_modules())
-    return model_length(model) if learnt else math.inf
 
 # %% ../nbs/03_trainer.ipynb #ba06a2df
 def balanced_weights(
@@ -549,6 +542,8 @@ class Trainer:
         tokenizer=None # saved with the model
     ):
         if folder is not None and Path(folder).exists() and not Path(folder).is_dir(): raise InputError(f'{folder} is a file; expected a folder for the run, or a free name')
+        settle_config(engine.model, store)
+        self.max_length = None if store.task == 'causal' else store.max_length # that the saved tokenizer allows; a language model goes on beyond its rows
         self.engine, self.config, self.progress, self.custom, self.peak, self.tokenizer = engine, config, progress, custom, peak or getattr(engine, 'peak', None), tokenizer
         self.on_step, self.on_epoch, self.on_end, self.folder = on_step, on_epoch, on_end, None if folder is None else Path(folder)
         self.store, self.placed = place(store, str(engine.device))
@@ -943,7 +938,7 @@ def fit(self: Trainer,
     result = FitResult(best.score if best else math.nan, best.epoch if best else 0, tuple(p.history), len(p.history) < c.epochs and not self.stopping, p.done, time.perf_counter() - start, c,
                        tuple(p.decisions), self.stopping and not p.finished)
     if self.folder and not self.rank and p.finished:
-        save_model(self.engine.model, self.folder / 'model', self.tokenizer)
+        save_model(self.engine.model, self.folder / 'model', self.tokenizer, self.max_length)
         write_json(self.folder / 'train.json', dict(config=asdict(c), history=[asdict(e) for e in p.history], best_epoch=result.best_epoch, stopped_early=result.stopped_early, seconds=result.seconds,
                                                     metric=c.metric, decisions=p.decisions))
     if self.on_end: self.on_end(result)
@@ -973,7 +968,7 @@ def refit(self: Trainer,
     for epoch in self.epochs(rows, None, resume):
         if not math.isfinite(epoch.train_loss): raise FloatingPointError(f'the loss is not a number in epoch {epoch.epoch} of the refit (lr {self.config.lr:g})')
     if self.engine.average is not None: self.engine.keep_best(); self.engine.restore_best() # what is evaluated and saved
-    if self.folder and not self.rank and self.position.finished: save_model(self.engine.model, self.folder / 'model', self.tokenizer)
+    if self.folder and not self.rank and self.position.finished: save_model(self.engine.model, self.folder / 'model', self.tokenizer, self.max_length)
     return [e.train_loss for e in self.position.history]
 
 # %% ../nbs/03_trainer.ipynb #d5c5827b
@@ -1051,6 +1046,7 @@ def from_hf(
     if config.metric == 'custom' and trainer.compute_metrics is not None: custom = _their_metric(trainer, store, valid)
     engine = make_engine(trainer.model, config, hardware or detect())
     found = FromHF(Trainer(engine, store, config, folder=folder, custom=custom, tokenizer=getattr(trainer, 'processing_class', None)), train, valid, left_out(trainer, len(train)))
+    if found.trainer.max_length: found.trainer.max_length = max(store.max_length, model_length(engine.model, found.trainer.tokenizer)) # rows may just have been short
     for line in found.left_out: log.warning('not carried over: %s', line)
     return found
 

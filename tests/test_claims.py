@@ -258,7 +258,7 @@ def test_two_sides_that_are_the_same_on_a_workload_are_not_timed(tiny, monkeypat
 
 
 def test_rows_of_one_length_have_nothing_to_sort():
-    rows = made_up_store(32, 300, 16, sigma=0., shortest=16, longest=16)
+    rows = made_up_store(32, 204, 16, sigma=0., shortest=16, longest=16)
     found = bench_of(example_model(), rows, NO_BF16, 8)
     same = lambda **changes: same_sides(found, found.plain, replace(found.plain, **changes))
     assert all('same micro-batches' in same(layout=l) for l in ('padded', 'sorted')) and not same(layout='packed')
