@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'ADAPTERS', 'ATTENTION', 'COMPILE', 'CLAIM_SWITCHES', 'NO_SWITCH', 'log', 'CHANGES_NOTHING', 'BUILT_IN',
-           'Hyperparameters', 'TrainConfig', 'parse_settings', 'lr_factor', 'with_adapter', 'make_engine', 'plan_sizes',
-           'check_run', 'balanced_weights', 'smaller_pieces', 'steadier', 'faster_workers', 'choose_snapshot',
-           'SpikeWatch', 'Epoch', 'FitResult', 'Position', 'Trainer', 'Broken', 'with_rows', 'trial_config',
-           'fold_runner', 'FromHF', 'from_hf']
+           'Hyperparameters', 'TrainConfig', 'parse_settings', 'lr_factor', 'new_layers', 'with_adapter', 'make_engine',
+           'plan_sizes', 'check_run', 'balanced_weights', 'smaller_pieces', 'steadier', 'faster_workers',
+           'choose_snapshot', 'SpikeWatch', 'Epoch', 'FitResult', 'Position', 'Trainer', 'Broken', 'with_rows',
+           'trial_config', 'fold_runner', 'FromHF', 'from_hf']
 
 # %% ../nbs/03_trainer.ipynb #3dc1f70d
 import copy, json, logging, math, os, time, traceback, warnings
@@ -249,24 +249,59 @@ def lr_factor(
     done = (step - first) / max(1, total - first)
     return {'linear': 1 - done, 'cosine': .5 * (1 + math.cos(math.pi * done)), 'constant': 1.}[schedule]
 
+# %% ../nbs/03_trainer.ipynb #6905fea1
+def _drawn(model):
+    "Names of the weights that no checkpoint gave; transformers marks each one that it loads"
+    plain = {n: p for n, p in model.named_parameters() if p.is_floating_point() and type(p.data) is torch.Tensor} # quantised ones were loaded
+    found = {n for n, p in plain.items() if not getattr(p, '_is_hf_initialized', False)}
+    return found if len(found) < len(plain) else set() # none has a mark: made without a checkpoint, or a deep copy
+
+def _topmost(module, names, path=''):
+    "The outermost modules below `module` whose weights are all among `names`, or that hold one of them directly"
+    own, at = {f'{path}{n}' for n, _ in module.named_parameters()}, path.removesuffix('.')
+    if at and own and (own <= names or any(f'{path}{n}' in names for n in module._parameters)): return [at]
+    return [found for name, child in module.named_children() for found in _topmost(child, names, f'{path}{name}.')]
+
+def new_layers(
+    model # of transformers
+) -> list[str]: # names of modules; empty for a causal language model whose checkpoint is whole
+    "Layers that an adapter has to bring along: the head, and what the base checkpoint does not hold"
+    names, body = _drawn(model), getattr(model, 'base_model_prefix', '')
+    if not names and getattr(model, 'name_or_path', ''): names = {n for n, _ in model.named_parameters() if 'pooler' in n.split('.')} # no marks: a checkpoint may lack it
+    headed = body and hasattr(model, body) and model.get_output_embeddings() is None
+    if headed: names |= {n for n, _ in model.named_parameters() if not n.startswith(f'{body}.')}
+    return _topmost(model, names)
+
 # %% ../nbs/03_trainer.ipynb #3ec59f19
 _PEFT_TASKS = dict(ForSequenceClassification='SEQ_CLS', ForTokenClassification='TOKEN_CLS', ForCausalLM='CAUSAL_LM')
 
 def with_adapter(
     model, # of transformers
     config # a `TrainConfig`
-): # of peft; the weights of `model` are frozen
+): # of peft; the weights of `model` are frozen, but for those of `new_layers`
     "The model under a LoRA or DoRA adapter. Raises `InputError` where peft cannot make one."
-    if config.adapter is None: return model
+    if config.adapter is None: return _check_adapter(model)
+    if hasattr(model, 'peft_config'): raise InputError(f'{type(model).__name__} is under an adapter already; leave adapter out to train that one')
     try: from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
     except ImportError as exc: raise InputError(f'adapter {config.adapter!r} needs peft ({exc}); run: pip install "optkit[peft]"') from None
+    whole = new_layers(model)
     if getattr(model, 'is_quantized', False): model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     task = next((t for end, t in _PEFT_TASKS.items() if type(model).__name__.endswith(end)), None)
     targets = config.adapter_targets if isinstance(config.adapter_targets, str) else [*config.adapter_targets]
-    settings = LoraConfig(r=config.adapter_rank, lora_alpha=config.adapter_alpha, lora_dropout=config.adapter_dropout, target_modules=targets, use_dora=config.adapter == 'dora', task_type=task)
+    settings = LoraConfig(r=config.adapter_rank, lora_alpha=config.adapter_alpha, lora_dropout=config.adapter_dropout, target_modules=targets,
+                          use_dora=config.adapter == 'dora', task_type=task, modules_to_save=whole or None)
     with seeded(config.seed, model):
         try: return get_peft_model(model, settings)
-        except ValueError as exc: raise InputError(f'no {config.adapter} adapter for {type(model).__name__}: {str(exc).splitlines()[0][:200]}') from None
+        except (ValueError, TypeError) as exc:
+            raise InputError(f'no {config.adapter} adapter for {type(model).__name__}: {str(exc).splitlines()[0][:200]}') from None
+
+def _check_adapter(model):
+    "The model; a warning where it is under an adapter that leaves out what the base checkpoint does not hold"
+    frozen = {n for n, p in model.named_parameters() if not p.requires_grad and '.original_module.' not in n}
+    if hasattr(model, 'peft_config') and (lost := sorted(_drawn(model) & frozen)):
+        warnings.warn(f'{lost[0]} is in neither the base checkpoint nor the adapter, so a saved model will not give these answers again; '
+                      f'name its layer in modules_to_save', stacklevel=3)
+    return model
 
 # %% ../nbs/03_trainer.ipynb #77b0f78c
 def make_engine(
