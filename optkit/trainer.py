@@ -250,11 +250,11 @@ def lr_factor(
     return {'linear': 1 - done, 'cosine': .5 * (1 + math.cos(math.pi * done)), 'constant': 1.}[schedule]
 
 # %% ../nbs/03_trainer.ipynb #6905fea1
-def _drawn(model):
+def _drawn(model, unmarked=()): # names to go by where no weight has a mark: a model made without a checkpoint, or a deep copy
     "Names of the weights that no checkpoint gave; transformers marks each one that it loads"
     plain = {n: p for n, p in model.named_parameters() if p.is_floating_point() and type(p.data) is torch.Tensor} # quantised ones were loaded
     found = {n for n, p in plain.items() if not getattr(p, '_is_hf_initialized', False)}
-    return found if len(found) < len(plain) else set() # none has a mark: made without a checkpoint, or a deep copy
+    return found if len(found) < len(plain) else {*unmarked}
 
 def _topmost(module, names, path=''):
     "The outermost modules below `module` whose weights are all among `names`, or that hold one of them directly"
@@ -266,10 +266,11 @@ def new_layers(
     model # of transformers
 ) -> list[str]: # names of modules; empty for a causal language model whose checkpoint is whole
     "Layers that an adapter has to bring along: the head, and what the base checkpoint does not hold"
-    names, body = _drawn(model), getattr(model, 'base_model_prefix', '')
-    if not names and getattr(model, 'name_or_path', ''): names = {n for n, _ in model.named_parameters() if 'pooler' in n.split('.')} # no marks: a checkpoint may lack it
+    weights, body = [n for n, _ in model.named_parameters()], getattr(model, 'base_model_prefix', '')
+    poolers = [n for n in weights if 'pooler' in n.split('.')] if getattr(model, 'name_or_path', '') else () # many checkpoints lack them
+    names = _drawn(model, poolers)
     headed = body and hasattr(model, body) and model.get_output_embeddings() is None
-    if headed: names |= {n for n, _ in model.named_parameters() if not n.startswith(f'{body}.')}
+    if headed: names |= {n for n in weights if not n.startswith(f'{body}.')}
     return _topmost(model, names)
 
 # %% ../nbs/03_trainer.ipynb #3ec59f19

@@ -68,3 +68,50 @@ def test_field_saved_adapter_answers_the_same_after_loading(family, adapter, sto
     assert set(whole) <= set(settings.modules_to_save) and whole[-1] in ('classifier', 'score')
     tuned = {n.split('.lora_A')[0] for n, _ in trainer.engine.model.named_modules() if n.endswith('lora_A')}
     assert tuned and not [n for n in tuned if any(f'.{w}.' in f'{n}.' for w in whole)]
+
+
+@pytest.mark.parametrize('end', ['Model', 'ForMaskedLM'])
+@pytest.mark.parametrize('family', ['bert', 'deberta_v3', 'distilbert', 'modernbert'])
+def test_field_model_loaded_by_the_user_brings_its_new_layers_too(family, end, store, tmp_path):
+    "Loaded by transformers, with three labels, moved to other places of memory, from a checkpoint of the body alone"
+    base = save_base(family, tmp_path / 'base', end)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    if end == 'Model': model = copy.deepcopy(model)  # which forgets what transformers knew of it
+    engine = make_engine(model, ADAPTER, HERE)
+    with torch.no_grad():
+        for p in engine.model.parameters():
+            if p.requires_grad: p.add_(.1)
+    engine.model.save_pretrained(tmp_path / 'model')
+    want = logits_of(engine.model, store)
+    for seed in (1, 2): assert torch.allclose(loaded_logits(base, tmp_path / 'model', store, seed, 3), want, atol=1e-5)
+
+
+def test_field_checkpoint_that_has_its_pooler_gets_an_adapter_on_it(store, tmp_path):
+    example_model().save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), ('a', 'b'), word_tokenizer())
+    assert new_layers(model) == ['classifier'] and new_layers(load_model(str(tmp_path), ('a', 'b', 'c'))) == ['classifier']
+    names = {n for n, _ in make_engine(model, ADAPTER, HERE).model.named_parameters()}
+    assert 'base_model.model.bert.pooler.dense.lora_A.default.weight' in names
+
+
+def test_field_token_classifier_and_causal_model_under_an_adapter(tmp_path):
+    base = save_base('bert', tmp_path / 'base')
+    assert new_layers(transformers.AutoModelForTokenClassification.from_pretrained(base)) == ['classifier']
+    decoder = save_base('llama', tmp_path / 'decoder')
+    assert new_layers(transformers.AutoModelForCausalLM.from_pretrained(decoder)) == []
+    body = save_base('llama', tmp_path / 'body', 'Model')  # its head was drawn
+    assert new_layers(transformers.AutoModelForCausalLM.from_pretrained(body)) == ['lm_head']
+
+
+def test_field_adapter_of_the_user_that_leaves_out_a_new_layer_is_warned_of(tmp_path):
+    base = save_base('bert', tmp_path / 'base')
+    made = lambda **more: peft.get_peft_model(transformers.AutoModelForSequenceClassification.from_pretrained(base),
+                                              peft.LoraConfig(r=2, target_modules=['query'], task_type='SEQ_CLS', **more))
+    plain = replace(ADAPTER, adapter=None)
+    with pytest.warns(UserWarning, match='bert.pooler.dense.bias is in neither the base checkpoint nor the adapter'): make_engine(made(), plain, HERE)
+    import warnings
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        make_engine(made(modules_to_save=['pooler']), plain, HERE)
+    with pytest.raises(InputError, match='PeftModelForSequenceClassification is under an adapter already'): make_engine(made(), ADAPTER, HERE)
