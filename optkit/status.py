@@ -10,22 +10,24 @@ __all__ = ['PARTS', 'OTHER_BASELINE', 'AGAINST_FP32', 'CATEGORIES', 'OPTIMIZATIO
 # %% ../nbs/05c_status.ipynb #55e559db
 import json, math, os, time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from html import escape
 from pathlib import Path
 
 import numpy as np
+import torch
 from fastcore.basics import patch
 
 from .data import InputError
-from .engine import DEMO_MODEL
+from .engine import ATTENTIONS, DEMO_MODEL, Packing
+from .fast import fast_problem
 from .hardware import Hardware, asking, detect, gpu_table, hardware_with, known_gpu, si, size, slug
-from .precision import CHANNELS_LAST, choose_cudnn_benchmark, choose_precision, import_problem
+from .precision import CHANNELS_LAST, choose_cudnn_benchmark, choose_precision, import_problem, model_attentions
 from .progress import read_progress
 from .report import claims, in_ladder, read_committed
 from .timing import read_json
-from .trainer import CHANGES_NOTHING, TrainConfig
+from .trainer import CHANGES_NOTHING, TrainConfig, parse_settings
 
 # %% ../nbs/05c_status.ipynb #8a8bd77a
 @dataclass(frozen=True)
@@ -240,6 +242,8 @@ class Facts:
     run: dict # contents of a run folder's files by name, as far as they are there
     convolutions: int = 0 # layers of the model
     loaded: str | None = None # attention that the model was loaded with; None: no model given
+    attentions: tuple[str, ...] | None = None # that the model has; None: nobody knows
+    packing: str = '' # why the model cannot be packed
 
     @property
     def cuda(self) -> bool: return self.hw.device == 'cuda'
@@ -282,6 +286,7 @@ def _attention(f):
     asked, ran = f.config.attention, f.decided('attention')
     if ran and ran['value'] not in ("the model's own", 'math'): return 'on', f"{ran['value']} ran in a step of this run"
     if ran and ran['value'] == 'math': return 'n/a', f"the model calls torch's attention, which took no fused kernel for a step of this run: {ran['reason']}" # asking for it again changes nothing
+    if f.attentions and 'sdpa' not in f.attentions: return 'n/a', f'the model has {", ".join(f.attentions)} only'
     if ran: return 'off', f"{ran['value']} ran in a step of this run: {ran['reason']}"
     if (asked or f.loaded) == 'eager': return 'off', 'the plain attention was asked for' if asked else 'the model was loaded with the plain attention'
     if asked or f.loaded: return 'on', f'{asked} was asked for' if asked else f'the model was loaded with {f.loaded}'
@@ -291,6 +296,8 @@ def _flash(f):
     def judge():
         if not f.hw.gpu.capability or f.hw.gpu.capability < (8, 0): return 'n/a', 'the package needs capability 8.0'
         if why := import_problem('flash_attn'): return 'n/a', f'flash_attn cannot be imported ({why}); torch brings a flash kernel of its own'
+        if f.precision.compute.value == 'fp32': return 'n/a', 'the package computes in 16 bits, not in FP32'
+        if f.attentions and 'flash_attention_2' not in f.attentions: return 'n/a', f'the model has {", ".join(f.attentions)} only'
         return _switch(str(f.config.attention).startswith('flash'), 'asked for', 'not asked for; torch brings a flash kernel of its own')
     return _needs_gpu(f, judge)
 
@@ -298,7 +305,11 @@ def _compile(f):
     if f.config.fast: return ('on', 'the fast engine compiles each layer') if f.cuda else ('n/a', 'the fast engine compiles on a GPU only')
     return _switch(f.config.compile, f'mode {f.config.compile}', 'runs eagerly; building takes seconds to minutes, once a study')
 
-def _graphs(f): return _needs_gpu(f, lambda: _switch(f.config.fast, 'the fast engine captures each shape', 'each kernel is launched by Python; the fast engine captures them (a ladder sets it against torch.compile)'))
+def _graphs(f):
+    formats = {torch.bfloat16 if f.config.weights == 'bf16' else torch.float32}
+    problem = fast_problem(f.config.optimizer, bool(f.precision.scaler.value), False, f.config.checkpointing, False, formats)
+    if f.cuda and problem: return 'n/a', f'the fast engine cannot serve: {problem}'
+    return _needs_gpu(f, lambda: _switch(f.config.fast, 'the fast engine captures each shape', 'each kernel is launched by Python; the fast engine captures them (a ladder sets it against torch.compile)'))
 
 # %% ../nbs/05c_status.ipynb #3d8cd193
 def _cudnn(f):
@@ -317,6 +328,8 @@ def _whole_batch(f):
     c = f.config
     rows = c.physical_batch or c.effective_batch
     if rows >= c.effective_batch: return 'on', f'the whole step of {c.effective_batch} rows at once' + ('' if c.physical_batch else ', made smaller only where it does not fit')
+    plan = f.run.get('batch') or {}
+    if plan.get('physical') and plan['physical'] < c.effective_batch: return 'n/a', f"{plan['physical']} rows at once were measured to fit, a step has {c.effective_batch}"
     return 'off', f'{rows} rows at once, {-(-c.effective_batch // rows)} micro-batches a step of {c.effective_batch} rows'
 
 def _checkpointing(f): return _switch(f.config.checkpointing == 'off', 'activations are kept', f'{f.config.checkpointing}: the forward pass is computed again')
@@ -333,6 +346,10 @@ def _sorted(f):
     if c.layout == 'packed': return 'on', 'packed: no padding at all'
     if c.layout == 'sorted': return 'on', 'rows of a step lie in order of length' + ('' if (c.physical_batch or c.effective_batch) < c.effective_batch else '; one micro-batch a step, as here, pads nothing less (the figure of a ladder is of steps cut in two)')
     return 'off', f'layout {c.layout}'
+
+def _packing(f):
+    if f.packing and f.config.layout != 'packed': return 'n/a', f.packing
+    return _switch(f.config.layout == 'packed', 'no padding', f'layout {f.config.layout}')
 
 def _strategy(f):
     study = f.run.get('study') or f.run.get('study_so_far')
@@ -365,7 +382,7 @@ OPTIMIZATIONS = (
     Optimization('8-bit AdamW', 'Memory', ('adamw_8bit',), lambda f: _needs_gpu(f, lambda: _switch(f.config.optimizer == 'adamw_8bit', 'asked for', 'changes training, so never by itself')), 'optimizer=adamw_8bit', 'changes training'),
     Optimization('adapter (LoRA, DoRA)', 'Memory', ('dora',), lambda f: _switch(f.config.adapter, str(f.config.adapter), 'all weights are trained; changes training, so never by itself'), 'adapter=lora', 'changes training'),
     Optimization('rows sorted or packed by length', 'Data', ('length_bucketing',), _sorted, 'layout=sorted', 'rounding'),
-    Optimization('sequence packing', 'Data', ('sequence_packing',), lambda f: _switch(f.config.layout == 'packed', 'no padding', f'layout {f.config.layout}'), 'layout=packed', 'rounding'),
+    Optimization('sequence packing', 'Data', ('sequence_packing',), _packing, 'layout=packed', 'rounding'),
     Optimization('pinned host memory', 'Data', ('pin_memory',), lambda f: _loader(f, 'pin_memory', 'copies run beside the computation', 'copies wait'), 'pin_memory=true'),
     Optimization('persistent workers', 'Data', ('persistent_workers',), lambda f: _loader(f, 'persistent_workers', 'kept between epochs', 'started anew each epoch'), 'persistent_workers=true'),
     Optimization('prefetch', 'Data', ('prefetch',), lambda f: _loader(f, 'prefetch', f'{f.config.prefetch} steps ahead', 'no step ahead', lambda n: n > 1), 'prefetch=2'),
@@ -381,7 +398,8 @@ class StatusRow:
     why: str
     gain: Gain | None # None: not measured
     claimed: str # in the reports' words
-    fix: str; label: str
+    fix: str # '': it would be refused, or nobody knows whether it would
+    label: str
 
 def _run_gain(run, ids):
     "The gain that the run's own ladder measured"
@@ -401,11 +419,19 @@ def _best_gain(o, run, records, card):
     others = [c for c in dict.fromkeys(records.card.dropna()) if c != card] if 'card' in records else []
     return next((g for place in (card, *others) for c in o.ids if (g := gain_of(records, c, place))), None)
 
+def _refused(o, facts): # '': nothing is known against it
+    "Why a configuration with this optimization turned on would be refused"
+    if o.fix.startswith('attention=') and facts.attentions is None: return 'whether the model has it is not known here; give model=, or a run that says so'
+    try: replace(facts.config, **parse_settings([o.fix]))
+    except ValueError as exc: return str(exc)
+    return ''
+
 def _row(o, facts, records, table):
     state, why = o.judge(facts)
+    refused = _refused(o, facts) if state == 'off' and o.fix else ''
     known = [c for c in o.claims if c in table.index]
     claimed = f'{table.loc[known[0]].claimed} ({table.loc[known[0]].scope})' if known else ''
-    return StatusRow(o.name, o.category, state, why, _best_gain(o, facts.run, records, facts.hw.card), claimed, o.fix, o.label)
+    return StatusRow(o.name, o.category, state, why + (refused and f'; {o.fix} is not advised: {refused}'), _best_gain(o, facts.run, records, facts.hw.card), claimed, '' if refused else o.fix, o.label)
 
 # %% ../nbs/05c_status.ipynb #48a85eb1
 @dataclass(frozen=True)
@@ -496,22 +522,32 @@ def _config_of(run):
     return TrainConfig(**{k: v for k, v in values.items() if k in known})
 
 # %% ../nbs/05c_status.ipynb #e7d79104
+def _attentions(run, model):
+    "What the model has: the one that is given, else the one of the run"
+    if model is not None: return model_attentions(model)
+    said = next((d['value'] for d in run.get('decisions') or [] if d.get('what') == ATTENTIONS), None)
+    return said and tuple(said.split(', '))
+
+def _packing_refusal(model): # '': none, or no model is given
+    try: return '' if model is None else Packing(model, False) and ''
+    except InputError as exc: return str(exc)
+
 def status(
     config: TrainConfig | None = None, # None: that of the run, else the defaults
     run: str | Path | None = None, # run folder
     hardware: Hardware | None = None, # None: this machine
-    model=None, # to look for convolutions and for the attention that it was loaded with
+    model=None, # to look for convolutions, for the attention that it has, and for whether it can be packed
     records=None, # of `report.read_committed`; None: those of the project
     seconds: float = 2. # to look at a card that is training
 ) -> 'Status':
     "What is on, off or not applicable, why, and what it is worth; with checks that run. Writes nothing."
-    import torch
     if not isinstance(config, TrainConfig | None): raise InputError(f'{config!r} is no TrainConfig; a run folder is given as run=, a card as hardware=hardware_with(known_gpu(...))')
     hw, found = hardware or detect(), {} if run is None else read_run(run)
     records = read_committed() if records is None else records
     convolutions = 0 if model is None else sum(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())
     loaded = getattr(getattr(model, 'config', None), '_attn_implementation', None)
-    facts, table = Facts(config or _config_of(found), hw, found, convolutions, loaded), claims()
+    facts = Facts(config or _config_of(found), hw, found, convolutions, loaded, _attentions(found, model), _packing_refusal(model))
+    table = claims()
     checks = (_check_busy(found, lambda card: gpu_busy(seconds, card=card)), _check_memory(found), _check_speed(found, records, hw.card), _check_backends(facts), _check_loss(found), _check_clocks(hw))
     return Status(tuple(_row(o, facts, records, table) for o in OPTIMIZATIONS), checks, hw.card, None if run is None else str(run))
 
@@ -533,7 +569,7 @@ class Status:
     @property
     def recommendations(self) -> tuple[StatusRow, ...]:
         "What is off and was measured to pay, the greatest gain first; what changes training is not among them"
-        found = [r for r in self.rows if r.state == 'off' and r.gain and r.gain.sure and r.label != 'changes training']
+        found = [r for r in self.rows if r.state == 'off' and r.fix and r.gain and r.gain.sure and r.label != 'changes training']
         return tuple(sorted(found, key=lambda r: (r.gain.where not in ('this run', self.card), -r.gain.p50)))
 
     @property

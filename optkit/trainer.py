@@ -30,12 +30,12 @@ from .augment import AUGMENTS, augmented, check_augment
 from .batch_finder import is_out_of_memory, planned_updates
 from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
 from .data import IGNORED, LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
-from .engine import CHECKPOINTING, OPTIMIZERS, Engine, attention_of, model_length, plan_batch, plan_evaluation, plan_table, plan_tokens, seeded, training_flops, with_labels
+from .engine import ATTENTIONS, CHECKPOINTING, OPTIMIZERS, Engine, attention_of, attentions_had, model_length, plan_batch, plan_evaluation, plan_table, plan_tokens, seeded, training_flops, with_labels
 from .fast import FastEngine
 from .hardware import Choice
 from .hf import left_out, rows_of, settings_of, store_of
 from .metrics import ALL_METRICS, METRICS, TASK_METRICS, check_metric, score, signed
-from .precision import choose_attention, choose_precision, held_format
+from .precision import choose_precision, held_format, set_attention
 from .progress import Beside, Meter, Progress
 from .timing import write_json
 
@@ -314,8 +314,8 @@ def make_engine(
     "The engine that a configuration asks for, on this machine. Raises `InputError` or `ValueError` for what the model or the machine cannot do."
     if not hasattr(model, 'config'): raise InputError(f'{type(model).__name__} is no model of transformers (it has no config); load one with from_pretrained')
     if config.attention:
-        try: model.set_attn_implementation(choose_attention(config.attention).value)
-        except (ValueError, ImportError) as exc: raise InputError(f'{type(model).__name__} has no {config.attention} attention ({str(exc).splitlines()[0][:160]}); leave attention out') from None
+        try: set_attention(model, config.attention)
+        except ValueError as exc: raise InputError(str(exc)) from None
     model = with_adapter(model, config)
     if config.channels_last: model.to(memory_format=torch.channels_last)
     if getattr(model, 'is_quantized', False) and not hasattr(model, 'peft_config'): raise InputError("a model loaded in 8 or 4 bits trains under an adapter only: adapter='lora'")
@@ -1066,7 +1066,7 @@ class FromHF:
         t = self.trainer
         if t.folder and t.ranks == 1 and self.attention is None: self.attention = attention_of(t.engine, t.store, min(2, t.config.physical_batch or 2))
         result = t.refit(self.train, resume) if self.valid is None else t.fit(self.train, self.valid, resume=resume)
-        if t.folder and self.attention: write_json(t.folder / 'decisions.json', [dict(what='attention', value=self.attention.value, reason=self.attention.reason)])
+        if t.folder and self.attention: write_json(t.folder / 'decisions.json', [dict(what=what, value=c.value, reason=c.reason) for what, c in ((ATTENTIONS, attentions_had(t.engine)), ('attention', self.attention))])
         return result
 
     def __repr__(self):

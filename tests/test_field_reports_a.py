@@ -3,14 +3,20 @@ import copy
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
 
+from optkit.cli import main
 from optkit.data import InputError, batch_of, example_table, tokenise, word_tokenizer
 from optkit.engine import example_model, load_model
-from optkit.hardware import hardware_with
-from optkit.trainer import TrainConfig, Trainer, make_engine, new_layers
+from optkit.fast import fast_problem
+from optkit.hardware import hardware_with, known_gpu
+from optkit.precision import set_attention
+from optkit.status import OPTIMIZATIONS, status
+from optkit.timing import read_json
+from optkit.trainer import TrainConfig, Trainer, make_engine, new_layers, parse_settings
 
 peft = pytest.importorskip('peft', reason='needs peft')
 torch.set_num_threads(1)
@@ -115,3 +121,60 @@ def test_field_adapter_of_the_user_that_leaves_out_a_new_layer_is_warned_of(tmp_
         warnings.simplefilter('error', UserWarning)
         make_engine(made(modules_to_save=['pooler']), plain, HERE)
     with pytest.raises(InputError, match='PeftModelForSequenceClassification is under an adapter already'): make_engine(made(), ADAPTER, HERE)
+
+
+# --- what was asked for and is not done
+
+@pytest.mark.parametrize('family', ['deberta_v2', 'deberta_v3', 'mpnet'])
+@pytest.mark.parametrize('asked', ['sdpa', 'flash_attention_2', 'flex_attention'])
+def test_field_attention_that_a_model_lacks_is_refused_with_what_it_has(family, asked, tmp_path):
+    model = load_model(save_base(family, tmp_path), ('a', 'b'))
+    with pytest.raises(InputError, match=rf'attention {asked} was asked for, but \w+ has eager; take one of these or leave attention out'):
+        make_engine(model, TrainConfig(attention=asked), HERE)
+    assert model.config._attn_implementation == 'eager' and make_engine(model, TrainConfig(attention='eager'), HERE)
+
+
+def test_field_attention_whose_package_is_missing_is_refused(monkeypatch):
+    model = example_model()
+    monkeypatch.setattr('optkit.precision.import_problem', lambda package: 'not installed')
+    with pytest.raises(InputError, match='flash_attention_2 was asked for, but flash_attn cannot be imported .*BertForSequenceClassification has eager, sdpa, '):
+        make_engine(model, TrainConfig(attention='flash_attention_2'), HERE)
+    assert model.config._attn_implementation == 'sdpa'
+
+
+def test_field_decisions_name_the_attention_that_ran_and_status_recommends_no_other(tmp_path, capsys):
+    base, data = tmp_path / 'base', tmp_path / 'data.csv'
+    save_base('deberta_v2', base); word_tokenizer().save_pretrained(base)
+    table = example_table(40)
+    data.write_text('text,label\n' + '\n'.join(f'{t},{table.classes[l]}' for t, l in zip(table.texts, table.labels)) + '\n')
+    words = ['train', '--data', str(data), '--text', 'text', '--label', 'label', '--model', str(base), '--out', str(tmp_path / 'run')]
+    assert main([*words, 'attention=sdpa']) == 2 and 'has eager; take one of these' in capsys.readouterr().err
+    assert main([*words, 'epochs=1', 'precision=fp32']) == 0
+    said = {d['what']: d for d in read_json(tmp_path / 'run' / 'decisions.json')}
+    assert said['attention that the model has']['value'] == 'eager' and 'eager, which does not call' in said['attention']['reason']
+    found = status(run=tmp_path / 'run', hardware=hardware_with(known_gpu('H100')))
+    assert {r.name: r.state for r in found.rows}['fused attention (SDPA)'] == 'n/a'
+    assert not [r.fix for r in found.recommendations if 'attention' in r.fix]
+
+
+def test_field_status_recommends_nothing_that_would_be_refused():
+    records = pd.DataFrame([dict(claim=c, card='h100', file='w1-claims-h100.json', variant=c, baseline='b', kind='switch', label='exact', source='measured',
+                                 ratio_p50=2., ratio_low=1.9, ratio_high=2.1) for o in OPTIMIZATIONS for c in o.ids])
+    card, tried = hardware_with(known_gpu('H100')), 0
+    base = dict(attention='eager', fused=False, zero_grad_none=False, read_every=1, eval_on_device=False, physical_batch=2, layout='full', precision='fp32', tf32=False)
+    mpnet = load_model_of('mpnet')
+    for more in ({}, dict(compile='default'), dict(optimizer='adamw_8bit'), dict(checkpointing='full'), dict(weights='bf16', precision=None), dict(adapter='lora'), dict(layout='packed', max_tokens=64)):
+        config = TrainConfig(**base | more)
+        for model in (None, mpnet, example_model()):
+            for row in status(config, hardware=card, model=model, records=records).recommendations:
+                changed = replace(config, **parse_settings([row.fix]))
+                if row.fix.startswith('attention='): set_attention(copy.deepcopy(model), changed.attention)
+                if row.fix == 'fast=true': assert not fast_problem(changed.optimizer, False, False, changed.checkpointing, False, {torch.bfloat16 if changed.weights else torch.float32})
+                tried += 1
+    assert tried > 50
+    assert 'attention=sdpa' in [r.fix for r in status(TrainConfig(**base), hardware=card, model=example_model(), records=records).recommendations]
+
+
+def load_model_of(family):
+    name, settings, _ = FAMILIES[family]
+    return getattr(transformers, name + 'ForSequenceClassification')(getattr(transformers, name + 'Config')(**settings))

@@ -167,7 +167,10 @@ def test_a_run_brings_its_own_gain_and_backends(tmp_path):
     run_folder(tmp_path, decisions=[dict(what='attention', value='math', reason='what really ran')])
     math = next(r for r in status(run=tmp_path, hardware=hardware_with(known_gpu('H100'))).rows if r.name == 'fused attention (SDPA)')
     assert math.state == 'n/a' and 'no fused kernel' in math.why, 'asking for SDPA again would change nothing'
-    run_folder(tmp_path, decisions=[dict(what='attention', value="the model's own", reason='what really ran')])
+    own = [dict(what='attention', value="the model's own", reason='what really ran')]
+    run_folder(tmp_path, decisions=own)
+    assert 'fused attention (SDPA)' not in [r.name for r in status(run=tmp_path, hardware=hardware_with(known_gpu('H100'))).recommendations], 'nobody knows whether the model has it'
+    run_folder(tmp_path, decisions=[*own, dict(what='attention that the model has', value='eager, sdpa', reason='what transformers says')])
     assert 'fused attention (SDPA)' in [r.name for r in status(run=tmp_path, hardware=hardware_with(known_gpu('H100'))).recommendations]
 
 @pytest.mark.parametrize('changes, said', [(dict(memory_bytes=50 * 2**30), 'memory within the plan'), (dict(sequences_per_s=10.), 'samples/s above the recorded floor')])
