@@ -14,7 +14,7 @@ from optkit.engine import example_model, load_model
 from optkit.fast import fast_problem
 from optkit.hardware import hardware_with, known_gpu
 from optkit.precision import set_attention
-from optkit.status import OPTIMIZATIONS, status
+from optkit.status import OPTIMIZATIONS, memory_estimate, model_shape, preset_of, status
 from optkit.timing import read_json
 from optkit.trainer import TrainConfig, Trainer, make_engine, new_layers, parse_settings
 
@@ -178,3 +178,47 @@ def test_field_status_recommends_nothing_that_would_be_refused():
 def load_model_of(family):
     name, settings, _ = FAMILIES[family]
     return getattr(transformers, name + 'ForSequenceClassification')(getattr(transformers, name + 'Config')(**settings))
+
+
+# --- what fits
+
+LLAMA = dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, pad_token_id=0)
+GEMMA = dict(vocab_size=262144, hidden_size=1152, intermediate_size=6912, num_hidden_layers=26, num_attention_heads=4, num_key_value_heads=1, head_dim=256, pad_token_id=0)
+
+
+def shaped(name, settings, head):
+    "A model of that shape in bf16, on no device"
+    with torch.device('meta'): return getattr(transformers, name + head)(getattr(transformers, name + 'Config')(**settings)).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize('model, rows, length, changes, measured', [  # peaks of peft on an H100 and an H200, in GB
+    (('Llama', LLAMA, 'ForCausalLM'), 4, 1024, dict(adapter='lora'), 57), (('Llama', LLAMA, 'ForCausalLM'), 8, 1024, dict(adapter='lora', checkpointing='full'), 29),
+    (('Llama', LLAMA, 'ForCausalLM'), 4, 1024, dict(adapter='dora'), 89), (('Gemma3Text', GEMMA, 'ForSequenceClassification'), 12, 512, dict(adapter='lora'), 21),
+    (('Gemma3Text', GEMMA, 'ForSequenceClassification'), 12, 512, dict(adapter='dora'), 33), (('Gemma3Text', GEMMA, 'ForSequenceClassification'), 12, 512, {}, 25)])
+def test_field_memory_of_an_adapter_on_8_billion_weights_is_estimated_near_what_was_measured(model, rows, length, changes, measured):
+    config = TrainConfig(**changes)
+    found = memory_estimate(model_shape(shaped(*model), config), rows, length, checkpointing=config.checkpointing, config=config)
+    assert sum(found.values()) / 1e9 == pytest.approx(measured, rel=.12)
+
+
+def test_field_weights_that_train_and_that_do_not_are_counted_as_peft_has_them():
+    for make in (example_model, lambda: load_model_of('deberta_v3'), lambda: load_model_of('distilbert'), lambda: load_model_of('gpt2'), lambda: load_model_of('llama')):
+        for adapter in ('lora', 'dora'):
+            config, model = replace(ADAPTER, adapter=adapter), make()
+            told, real = model_shape(model, config), make_engine(model, config, HERE).model
+            trains = [p for p in real.parameters() if p.requires_grad]
+            assert told['trained'] == sum(p.numel() for p in trains) and told['trains'] == 4 * told['trained']
+            assert {k: told[k] for k in ('inputs',)} == {k: model_shape(real)[k] for k in ('inputs',)} and told.get('outputs', 0) == model_shape(real)['outputs']
+    model = load_model_of('llama')
+    assert model_shape(model)['trained'] == model_shape(model.config)['weights'] == sum(p.numel() for p in model.parameters())
+    assert model_shape(model, TrainConfig(weights='bf16'))['held'] == 2 * model_shape(model)['weights'] == model_shape(model)['held'] / 2
+
+
+def test_field_preset_takes_an_adapter_on_8_billion_weights_where_it_fits_and_refuses_what_does_not():
+    model, how = shaped('Llama', LLAMA, 'ForCausalLM'), dict(max_length=1024, effective_batch=4, adapter='lora')
+    p = preset_of('h100', model=model, **how)
+    assert (p.physical_batch, p.checkpointing) == (None, 'off') and 'an estimate: 4 rows of 1024 tokens take about 54' in p.reasons['physical_batch'].reason  # GiB
+    config = transformers.LlamaConfig(**LLAMA)
+    assert preset_of('h100', model=config, **how).checkpointing == 'off' and preset_of('rtx3090', model=config, **how).checkpointing == 'full'
+    for card, changes in (('h100', dict(adapter=None)), ('h100', dict(adapter='lora', physical_batch=64, effective_batch=64, checkpointing='off')), ('rtx3090', dict(checkpointing='off', physical_batch=4))):
+        with pytest.raises(InputError, match='this does not fit .an estimate: '): preset_of(card, model=config, **how | changes)
