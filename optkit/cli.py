@@ -310,7 +310,8 @@ def _begin_training(run, given):
     write_json(run.out / 'run.json', dict(version=1, kind='train', title='Training run', command=command, settings={**given, 'config': asdict(run.config)}, fingerprint=run.about,
                                           started=datetime.now(timezone.utc).isoformat(timespec='seconds')))
     write_json(run.out / 'hardware.json', json.loads(run.hardware.to_json()))
-    said = [dict(what=what, value=str(c.value), reason=c.reason) for what, c in (('precision', p.compute), ('TF32', p.tf32), (ATTENTIONS, attentions_had(run.engine)), ('attention', attention_of(run.engine, run.store)))]
+    chosen = (('precision', p.compute), ('TF32', p.tf32), (ATTENTIONS, attentions_had(run.engine)), ('attention', attention_of(run.engine, run.store)))
+    said = [dict(what=what, value=str(c.value), reason=c.reason) for what, c in chosen]
     reasons = getattr(run.config, 'reasons', {})
     write_json(run.out / 'decisions.json', said + [dict(what=f'preset, {k}', value=str(getattr(run.config, k)), reason=f'{r.reason} [{r.source}]') for k, r in reasons.items()])
     if reasons: write_json(run.out / 'preset.json', run.config.to_dict())

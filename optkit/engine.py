@@ -811,8 +811,9 @@ def attention_of(
     if known := engine.own_attention(here): return known
     with engine.plainly(), engine.preserved(): ran = attention_ran(lambda: engine.step(here, [MicroBatch(learnt[:rows], store.max_length)]))
     taken = getattr(engine.model.config, '_attn_implementation', None) or 'eager'
-    if not ran and taken not in ('eager', 'sdpa'): return Choice(taken, 'as the model was set, which calls no attention of torch')
-    return Choice(', '.join(ran) or "the model's own", 'what really ran in a training step' + ('' if ran else f': {taken}, which does not call the attention of torch'))
+    if ran: return Choice(', '.join(ran), 'what really ran in a training step')
+    if taken not in ('eager', 'sdpa'): return Choice(taken, 'as the model was set; it does not call the attention of torch')
+    return Choice("the model's own", f'what really ran in a training step: {taken}, which does not call the attention of torch')
 
 ATTENTIONS = 'attention that the model has' # what decisions call it
 

@@ -193,7 +193,8 @@ def choose_attention(asked=None,   # transformers' `attn_implementation`: 'eager
     return Choice(asked, f'asked for; {_PACKAGES[asked]} can be imported')
 
 
-_FLAGS = dict(sdpa='_supports_sdpa', flash_attention_2='_supports_flash_attn', flash_attention_3='_supports_flash_attn', flex_attention='_supports_flex_attn')
+_FLAGS = dict(sdpa='_supports_sdpa', flash_attention_2='_supports_flash_attn', flash_attention_3='_supports_flash_attn',
+              flex_attention='_supports_flex_attn')
 
 def model_attentions(model) -> tuple[str, ...]: # names of `attn_implementation`
     "The attention that a model of transformers has; packages that it needs may be missing"
@@ -201,14 +202,16 @@ def model_attentions(model) -> tuple[str, ...]: # names of `attn_implementation`
 
 
 def set_attention(model, asked): # changes the model
-    "Let a model take the attention that was asked for. Raises `ValueError` that says what it has, where it would take another one instead: transformers goes on without a word."
+    "Let a model take the attention that was asked for. Where it would take another one, raises `ValueError` with what it has."
     has, chosen = model_attentions(model), choose_attention(asked)
     others = f'{type(model).__name__} has {", ".join(has)}; take one of these or leave attention out'
     if asked not in has: raise ValueError(f'attention {asked} was asked for, but {others}')
     if chosen.value != asked: raise ValueError(f'{chosen.reason}; {others}')
     try: model.set_attn_implementation(asked)
-    except (ValueError, ImportError) as exc: raise ValueError(f'attention {asked} cannot be had ({str(exc).splitlines()[0][:160]}); {others}') from None
-    if (taken := model.config._attn_implementation) != asked: raise ValueError(f'attention {asked} was asked for, transformers took {taken}; {others}')
+    except (ValueError, ImportError) as exc:
+        raise ValueError(f'attention {asked} cannot be had ({str(exc).splitlines()[0][:160]}); {others}') from None
+    if (taken := model.config._attn_implementation) != asked: # transformers goes on without a word
+        raise ValueError(f'attention {asked} was asked for, transformers took {taken}; {others}')
 
 # %% ../nbs/01_precision.ipynb #013254f3
 def model_facts(model):

@@ -156,51 +156,67 @@ def _built(model, frozen=None): # frozen: format of a configuration's weights; N
     from transformers import AutoModelForSequenceClassification
     try:
         with seeded(0), torch.device('meta'): found = AutoModelForSequenceClassification.from_config(model)
-    except (ValueError, AttributeError, TypeError) as exc: raise InputError(f'{type(model).__name__} describes no sequence classifier ({str(exc).splitlines()[0][:120]}); leave model out') from None
+    except (ValueError, AttributeError, TypeError) as exc:
+        why = str(exc).splitlines()[0][:120]
+        raise InputError(f'{type(model).__name__} describes no sequence classifier ({why}); leave model out') from None
     return found.to(frozen or torch.float32)
+
+def _ins_and_outs(layer): return (layer.nx, layer.nf) if hasattr(layer, 'nf') else (layer.in_features, layer.out_features)
 
 def _adapted(model, config): # [(in, out)] of linear layers below the adapter; weights of the layers that train whole
     "What an adapter would stand on, by `new_layers` and the targets, as peft finds them"
-    whole, targets = tuple(f'{n}.' for n in new_layers(model)), config.adapter_targets
-    size_of = dict(Linear=lambda m: (m.in_features, m.out_features), Conv1D=lambda m: (m.nx, m.nf)) # Conv1D is GPT-2's
-    linear = {n: size_of[type(m).__name__](m) for n, m in model.named_modules() if type(m).__name__ in size_of and not f'{n}.'.startswith(whole or ('/',))}
-    if model.get_output_embeddings() is not None: linear = {n: s for n, s in linear.items() if model.get_submodule(n) is not model.get_output_embeddings()}
-    if targets != 'all-linear': linear = {n: s for n, s in linear.items() if any(f'.{n}'.endswith(f'.{t}') for t in ([targets] if isinstance(targets, str) else targets))}
-    whole_weights = sum(p.numel() for n, p in model.named_parameters() if n.startswith(whole or ('/',)))
-    return [*linear.values()], whole_weights
+    whole, asked, words = tuple(f'{n}.' for n in new_layers(model)), config.adapter_targets, model.get_output_embeddings()
+    aside = lambda name: bool(whole) and f'{name}.'.startswith(whole)
+    named = lambda name: asked == 'all-linear' or f'.{name}'.endswith(tuple(f'.{t}' for t in ([asked] if isinstance(asked, str) else asked)))
+    linear = [m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) or type(m).__name__ == 'Conv1D'
+              if m is not words and not aside(n) and named(n)]
+    return [_ins_and_outs(m) for m in linear], sum(p.numel() for n, p in model.named_parameters() if aside(n))
+
+def _under_adapter(model, config, layers): # bytes of a layer's inputs and outputs that an adapter keeps for each token
+    "What an adapter adds to the shape of a model, one that is there or one that is asked for"
+    if hasattr(model, 'peft_config'):
+        there = [m for m in model.modules() if hasattr(m, 'lora_A')]
+        return dict(inputs=2 * sum(m.in_features for m in there) / layers,
+                    outputs=4 * sum(m.out_features for m in there if any(m.use_dora.values())) / layers)
+    if not config.adapter: return {}
+    linear, trained = _adapted(model, config)
+    dora = config.adapter == 'dora'
+    trained += sum(config.adapter_rank * (i + o) + (o if dora else 0) for i, o in linear)
+    return dict(trained=trained, trains=4 * trained, inputs=2 * sum(i for i, _ in linear) / layers,
+                outputs=4 * sum(o for _, o in linear) / layers if dora else 0)
+
+def _weight_bytes(model, half): # half: in bf16 as `TrainConfig.weights` has it
+    "Weights of a model: how many, how many train, their bytes, and those of copies in 16 bits; what is looked up is not copied"
+    weights, most = [*model.parameters()], 2 if half else 4
+    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    held = {id(p): p.numel() * min(p.element_size(), most) for p in weights}
+    trained = [p for p in weights if p.requires_grad]
+    copied = [] if half else [p for p in weights if p.dtype == torch.float32 and id(p) not in looked_up]
+    return dict(weights=sum(p.numel() for p in weights), trained=sum(p.numel() for p in trained), held=sum(held.values()),
+                trains=sum(held[id(p)] for p in trained), cast=2 * sum(p.numel() for p in copied))
 
 def model_shape(
     model, # of transformers, or its configuration: the sequence classifier is counted then
-    config: TrainConfig | None = None # its adapter, formats, optimizer and attention count; None: the defaults
+    config: TrainConfig | None = None # its adapter, formats and attention count; None: the defaults
 ) -> dict: # weights, layers, hidden, heads, ... see `memory_estimate`
-    "What the memory of a training depends on. Weights of a given model count as they are; those of a configuration are in FP32, and in 16 bits below an adapter."
+    "What the memory of a training depends on. A model counts as it is; one from a configuration is in FP32, below an adapter in 16 bits."
     c, said = config or TrainConfig(), getattr(model, 'dtype', None)
     below = (said if isinstance(said, torch.dtype) else torch.bfloat16) if c.adapter and c.precision != 'fp32' else None
     built = _built(model, below)
-    text = built.config.get_text_config()
+    text, modules = built.config.get_text_config(), [*built.named_modules()]
     ask = lambda *names: next((int(v) for n in names if (v := getattr(text, n, None)) is not None), None)
-    layers, hidden, heads = ask('num_hidden_layers', 'n_layer'), ask('hidden_size', 'n_embd'), ask('num_attention_heads', 'n_head')
-    if not (layers and hidden and heads): raise InputError(f'{type(model).__name__} does not say its layers, hidden size and heads; leave model out')
+    layers, hidden = ask('num_hidden_layers', 'n_layer'), ask('hidden_size', 'n_embd')
+    if not (layers and hidden and (heads := ask('num_attention_heads', 'n_head'))):
+        raise InputError(f'{type(model).__name__} does not say its layers, hidden size and heads; leave model out')
     inner = ask('intermediate_size', 'n_inner', 'hidden_dim') or 4 * hidden
-    modules, weights = [*built.named_modules()], [*built.parameters()]
-    half = 2 if c.weights == 'bf16' else 4
-    looked_up = {id(m.weight) for _, m in modules if isinstance(m, torch.nn.Embedding)}
-    found = dict(weights=sum(p.numel() for p in weights), layers=layers, hidden=hidden, heads=heads, inner=inner,
-        held=sum(p.numel() * min(p.element_size(), half) for p in weights), trains=sum(p.numel() * min(p.element_size(), half) for p in weights if p.requires_grad),
-        trained=sum(p.numel() for p in weights if p.requires_grad), cast=0 if half == 2 else sum(2 * p.numel() for p in weights if p.dtype == torch.float32 and id(p) not in looked_up),
-        norms=round(sum('RMSNorm' in type(m).__name__ and m.weight.numel() == hidden for _, m in modules) // layers),
+    found = _weight_bytes(built, c.weights == 'bf16') | _under_adapter(built, c, layers)
+    if c.adapter and not hasattr(built, 'peft_config'): found['held'] += found['trains']
+    return found | dict(layers=layers, hidden=hidden, heads=heads, inner=inner,
+        norms=sum('RMSNorm' in type(m).__name__ and m.weight.numel() == hidden for _, m in modules if hasattr(m, 'weight')) // layers,
         gated=any(n.endswith('gate_proj') or getattr(m, 'out_features', 0) == 2 * inner for n, m in modules),
-        vocabulary=text.vocab_size if built.get_output_embeddings() is not None else 0, pair=13 if text.model_type.startswith('deberta') else 5,
+        vocabulary=text.vocab_size if built.get_output_embeddings() is not None else 0,
+        pair=13 if text.model_type.startswith('deberta') else 5,
         keeps_matrix=(c.attention or getattr(built.config, '_attn_implementation', None)) == 'eager')
-    if hasattr(built, 'peft_config'):
-        under = [m for _, m in modules if hasattr(m, 'lora_A')]
-        found |= dict(inputs=2 * sum(m.in_features for m in under) / layers, outputs=4 * sum(m.out_features for m in under if any(m.use_dora.values())) / layers)
-    elif c.adapter:
-        linear, whole = _adapted(built, c)
-        trained = whole + sum(c.adapter_rank * (i + o) + (o if c.adapter == 'dora' else 0) for i, o in linear)
-        found |= dict(trained=trained, trains=4 * trained, held=found['held'] + 4 * trained, inputs=2 * sum(i for i, _ in linear) / layers)
-        if c.adapter == 'dora': found['outputs'] = 4 * sum(o for _, o in linear) / layers
-    return found
 
 SPARE = 1.2 # what activations were measured to take over their count: pieces between them, and what lives for a moment
 
@@ -208,20 +224,22 @@ def memory_estimate(
     shape: dict, # see `model_shape`; at least weights, layers, hidden and heads
     rows: int, max_length: int = 512, # of a micro-batch; tokens of each
     bytes_each: int = 2, # of a number of the activations
-    keeps_matrix: bool | None = None, # attention keeps its matrix, as the plain one does; None: as the shape says, else it does
+    keeps_matrix: bool | None = None, # attention keeps its matrix, as the plain one does; None: as the shape says, else yes
     checkpointing: str = 'off', # 'full' keeps the inputs of layers
     config: TrainConfig | None = None # its optimizer and average count
 ) -> dict[str, float]: # bytes: weights, training (gradients, AdamW's moments, the start to go back to), activations
     "What a training step takes, by count: an estimate. `optkit.engine.plan_batch` measures."
     hidden, c = shape['hidden'], config or TrainConfig()
-    all_fp32 = dict(held=4 * shape['weights'], trains=4 * shape['weights'], trained=shape['weights'], cast=2 * shape['weights'])
-    s = all_fp32 | dict(inner=4 * hidden, norms=0, gated=False, vocabulary=0, pair=5, outputs=0, keeps_matrix=True) | shape
+    n = shape['weights']
+    in_fp32 = dict(held=4 * n, trains=4 * n, trained=n, cast=2 * n)
+    s = in_fp32 | dict(inner=4 * hidden, norms=0, gated=False, vocabulary=0, pair=5, outputs=0, keeps_matrix=True) | shape
     kept = 4 * max(2, s['norms']) * hidden + 8 * hidden + 6 * s['inner'] if s['gated'] else 12 * hidden + 2 * s['inner']
     token = kept + s.get('inputs', 6 * hidden + 2 * s['inner']) + s['outputs']
     if s['keeps_matrix'] if keeps_matrix is None else keeps_matrix: token += s['pair'] * s['heads'] * max_length
     whole = s['layers'] * token if checkpointing != 'full' else token + s['layers'] * 2 * hidden
     moments = 2 * s['trained'] if c.optimizer == 'adamw_8bit' else 2 * s['trains']
-    return dict(weights=s['held'] + (s['cast'] if bytes_each == 2 else 0), training=2 * s['trains'] + moments + (s['trains'] if c.ema else 0),
+    return dict(weights=s['held'] + (s['cast'] if bytes_each == 2 else 0),
+                training=(3 if c.ema else 2) * s['trains'] + moments,
                 activations=SPARE * rows * max_length * (whole * bytes_each / 2 + 8 * s['vocabulary']))
 
 def rows_that_fit(
@@ -239,7 +257,7 @@ def rows_that_fit(
 
 # %% ../nbs/05c_status.ipynb #5b18de83
 def _batch(hw, model, max_length, asked, compute):
-    "Rows at once and gradient checkpointing, by an estimate. Raises `InputError` where not even one row fits, or not as many as were asked for."
+    "Rows at once and gradient checkpointing, by an estimate. Raises `InputError` where what was asked for, or one row, does not fit."
     if model is None or hw.device != 'cuda' or not hw.gpu.total_bytes:
         return (None, 'off'), Reason('the whole step at once; one that does not fit is done again in smaller pieces (optkit.engine.plan_batch measures the largest)', 'default'), Reason('computes nothing twice', 'default')
     config = replace(TrainConfig(precision=compute), **asked)
@@ -250,13 +268,16 @@ def _batch(hw, model, max_length, asked, compute):
     way = next((w for w in ways if fits[w] >= (config.physical_batch or 1)), ways[-1])
     rows = min(effective, config.physical_batch or max(1, fits[way]))
     takes = memory_estimate(shape, rows, checkpointing=way, **rest)
-    why = (f'an estimate: {rows} rows of {max_length} tokens take about {size(sum(takes.values()))} of {size(total)}: {size(takes["weights"])} for {shape["weights"] / 1e6:.0f}M weights, '
-           f'{size(takes["training"])} to train {shape["trained"] / 1e6:.0f}M, {size(takes["activations"])} of activations; about {fits[way]} rows fit'
-           + ('' if hasattr(model, 'parameters') or not config.adapter or compute == 'fp32' else '; frozen weights in 16 bits, so load the model in them'))
+    why = (f'an estimate: {rows} rows of {max_length} tokens take about {size(sum(takes.values()))} of {size(total)}: '
+           f'{size(takes["weights"])} for {shape["weights"] / 1e6:.0f}M weights, {size(takes["training"])} to train '
+           f'{shape["trained"] / 1e6:.0f}M, {size(takes["activations"])} of activations; about {fits[way]} rows fit')
+    if config.adapter and compute != 'fp32' and not hasattr(model, 'parameters'): why += '; frozen weights in 16 bits, so load the model in them'
     if sum(takes.values()) > total:
-        raise InputError(f'{hw.gpu.name}: this does not fit ({why}); take fewer or shorter rows' + ('' if config.adapter else ", adapter='lora'") + ('' if way == 'full' else ", checkpointing='full'"))
+        more = ('' if config.adapter else ", adapter='lora'") + ('' if way == 'full' else ", checkpointing='full'")
+        raise InputError(f'{hw.gpu.name}: this does not fit ({why}); take fewer or shorter rows{more}')
     twice = 'checkpointing computes the forward pass twice, 8 instead of 6 FLOPs a weight and token'
-    return (None if fits[way] >= effective else rows, way), Reason(why, 'arithmetic'), Reason(f'{why}; {twice}' + ('' if way == 'off' else ', and keeps activations of one layer at a time'), 'arithmetic')
+    if way != 'off': twice += ', and keeps activations of one layer at a time'
+    return (None if fits[way] >= effective else rows, way), Reason(why, 'arithmetic'), Reason(f'{why}; {twice}', 'arithmetic')
 
 def _machine(name):
     "The machine that a preset is for, and its card"
@@ -272,7 +293,7 @@ def preset_of(
     records=None, # of `report.read_committed`; None: those of the project
     **changes # fields of `TrainConfig`
 ) -> Preset:
-    "A configuration for a card, each value with its reason. Raises `InputError` for a card that is not known, and for a model that does not fit by the estimate."
+    "A configuration for a card, each value with its reason. Raises `InputError` for an unknown card, and for what does not fit by estimate."
     hw, name = _machine(card)
     records = read_committed() if records is None else records
     gain = lambda claim: gain_of(records, claim, name)
@@ -354,11 +375,13 @@ def _tf32(f):
     if not able.value: return 'n/a', able.reason
     return _switch(f.precision.tf32.value, f.precision.tf32.reason, 'turned off')
 
+def _only(f): return f'the model has {", ".join(f.attentions)} only'
+
 def _attention(f):
     asked, ran = f.config.attention, f.decided('attention')
     if ran and ran['value'] not in ("the model's own", 'math'): return 'on', f"{ran['value']} ran in a step of this run"
     if ran and ran['value'] == 'math': return 'n/a', f"the model calls torch's attention, which took no fused kernel for a step of this run: {ran['reason']}" # asking for it again changes nothing
-    if f.attentions and 'sdpa' not in f.attentions: return 'n/a', f'the model has {", ".join(f.attentions)} only'
+    if f.attentions and 'sdpa' not in f.attentions: return 'n/a', _only(f)
     if ran: return 'off', f"{ran['value']} ran in a step of this run: {ran['reason']}"
     if (asked or f.loaded) == 'eager': return 'off', 'the plain attention was asked for' if asked else 'the model was loaded with the plain attention'
     if asked or f.loaded: return 'on', f'{asked} was asked for' if asked else f'the model was loaded with {f.loaded}'
@@ -369,7 +392,7 @@ def _flash(f):
         if not f.hw.gpu.capability or f.hw.gpu.capability < (8, 0): return 'n/a', 'the package needs capability 8.0'
         if why := import_problem('flash_attn'): return 'n/a', f'flash_attn cannot be imported ({why}); torch brings a flash kernel of its own'
         if f.precision.compute.value == 'fp32': return 'n/a', 'the package computes in 16 bits, not in FP32'
-        if f.attentions and 'flash_attention_2' not in f.attentions: return 'n/a', f'the model has {", ".join(f.attentions)} only'
+        if f.attentions and 'flash_attention_2' not in f.attentions: return 'n/a', _only(f)
         return _switch(str(f.config.attention).startswith('flash'), 'asked for', 'not asked for; torch brings a flash kernel of its own')
     return _needs_gpu(f, judge)
 
@@ -381,7 +404,8 @@ def _graphs(f):
     formats = {torch.bfloat16 if f.config.weights == 'bf16' else torch.float32}
     problem = fast_problem(f.config.optimizer, bool(f.precision.scaler.value), False, f.config.checkpointing, False, formats)
     if f.cuda and problem: return 'n/a', f'the fast engine cannot serve: {problem}'
-    return _needs_gpu(f, lambda: _switch(f.config.fast, 'the fast engine captures each shape', 'each kernel is launched by Python; the fast engine captures them (a ladder sets it against torch.compile)'))
+    no = 'each kernel is launched by Python; the fast engine captures them (a ladder sets it against torch.compile)'
+    return _needs_gpu(f, lambda: _switch(f.config.fast, 'the fast engine captures each shape', no))
 
 # %% ../nbs/05c_status.ipynb #3d8cd193
 def _cudnn(f):
@@ -401,7 +425,8 @@ def _whole_batch(f):
     rows = c.physical_batch or c.effective_batch
     if rows >= c.effective_batch: return 'on', f'the whole step of {c.effective_batch} rows at once' + ('' if c.physical_batch else ', made smaller only where it does not fit')
     plan = f.run.get('batch') or {}
-    if plan.get('physical') and plan['physical'] < c.effective_batch: return 'n/a', f"{plan['physical']} rows at once were measured to fit, a step has {c.effective_batch}"
+    if plan.get('physical') and plan['physical'] < c.effective_batch:
+        return 'n/a', f"{plan['physical']} rows at once were measured to fit, a step has {c.effective_batch}"
     return 'off', f'{rows} rows at once, {-(-c.effective_batch // rows)} micro-batches a step of {c.effective_batch} rows'
 
 def _checkpointing(f): return _switch(f.config.checkpointing == 'off', 'activations are kept', f'{f.config.checkpointing}: the forward pass is computed again')
@@ -493,7 +518,8 @@ def _best_gain(o, run, records, card):
 
 def _refused(o, facts): # '': nothing is known against it
     "Why a configuration with this optimization turned on would be refused"
-    if o.fix.startswith('attention=') and facts.attentions is None: return 'whether the model has it is not known here; give model=, or a run that says so'
+    if o.fix.startswith('attention=') and facts.attentions is None:
+        return 'whether the model has it is not known here; give model=, or a run that says so'
     try: replace(facts.config, **parse_settings([o.fix]))
     except ValueError as exc: return str(exc)
     return ''
@@ -503,7 +529,8 @@ def _row(o, facts, records, table):
     refused = _refused(o, facts) if state == 'off' and o.fix else ''
     known = [c for c in o.claims if c in table.index]
     claimed = f'{table.loc[known[0]].claimed} ({table.loc[known[0]].scope})' if known else ''
-    return StatusRow(o.name, o.category, state, why + (refused and f'; {o.fix} is not advised: {refused}'), _best_gain(o, facts.run, records, facts.hw.card), claimed, '' if refused else o.fix, o.label)
+    why, fix = (f'{why}; {o.fix} is not advised: {refused}', '') if refused else (why, o.fix)
+    return StatusRow(o.name, o.category, state, why, _best_gain(o, facts.run, records, facts.hw.card), claimed, fix, o.label)
 
 # %% ../nbs/05c_status.ipynb #48a85eb1
 @dataclass(frozen=True)
@@ -618,8 +645,8 @@ def status(
     records = read_committed() if records is None else records
     convolutions = 0 if model is None else sum(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())
     loaded = getattr(getattr(model, 'config', None), '_attn_implementation', None)
-    facts = Facts(config or _config_of(found), hw, found, convolutions, loaded, _attentions(found, model), _packing_refusal(model))
-    table = claims()
+    config, table = config or _config_of(found), claims()
+    facts = Facts(config, hw, found, convolutions, loaded, _attentions(found, model), _packing_refusal(model))
     checks = (_check_busy(found, lambda card: gpu_busy(seconds, card=card)), _check_memory(found), _check_speed(found, records, hw.card), _check_backends(facts), _check_loss(found), _check_clocks(hw))
     return Status(tuple(_row(o, facts, records, table) for o in OPTIMIZATIONS), checks, hw.card, None if run is None else str(run))
 

@@ -250,9 +250,9 @@ def lr_factor(
     return {'linear': 1 - done, 'cosine': .5 * (1 + math.cos(math.pi * done)), 'constant': 1.}[schedule]
 
 # %% ../nbs/03_trainer.ipynb #6905fea1
-def _drawn(model, unmarked=()): # names to go by where no weight has a mark: a model made without a checkpoint, or a deep copy
+def _drawn(model, unmarked=()): # names to take where no weight has a mark: without a checkpoint, or in a deep copy
     "Names of the weights that no checkpoint gave; transformers marks each one that it loads"
-    plain = {n: p for n, p in model.named_parameters() if p.is_floating_point() and type(p.data) is torch.Tensor} # quantised ones were loaded
+    plain = {n: p for n, p in model.named_parameters() if p.is_floating_point() and type(p.data) is torch.Tensor}
     found = {n for n, p in plain.items() if not getattr(p, '_is_hf_initialized', False)}
     return found if len(found) < len(plain) else {*unmarked}
 
@@ -267,8 +267,8 @@ def new_layers(
 ) -> list[str]: # names of modules; empty for a causal language model whose checkpoint is whole
     "Layers that an adapter has to bring along: the head, and what the base checkpoint does not hold"
     weights, body = [n for n, _ in model.named_parameters()], getattr(model, 'base_model_prefix', '')
-    poolers = [n for n in weights if 'pooler' in n.split('.')] if getattr(model, 'name_or_path', '') else () # many checkpoints lack them
-    names = _drawn(model, poolers)
+    loaded = getattr(model, 'name_or_path', '')
+    names = _drawn(model, [n for n in weights if loaded and 'pooler' in n.split('.')]) # many checkpoints lack poolers
     headed = body and hasattr(model, body) and model.get_output_embeddings() is None
     if headed: names |= {n for n in weights if not n.startswith(f'{body}.')}
     return _topmost(model, names)
@@ -282,26 +282,28 @@ def with_adapter(
 ): # of peft; the weights of `model` are frozen, but for those of `new_layers`
     "The model under a LoRA or DoRA adapter. Raises `InputError` where peft cannot make one."
     if config.adapter is None: return _check_adapter(model)
-    if hasattr(model, 'peft_config'): raise InputError(f'{type(model).__name__} is under an adapter already; leave adapter out to train that one')
+    if hasattr(model, 'peft_config'):
+        raise InputError(f'{type(model).__name__} is under an adapter already; leave adapter out to train that one')
     try: from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
     except ImportError as exc: raise InputError(f'adapter {config.adapter!r} needs peft ({exc}); run: pip install "optkit[peft]"') from None
     whole = new_layers(model)
     if getattr(model, 'is_quantized', False): model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     task = next((t for end, t in _PEFT_TASKS.items() if type(model).__name__.endswith(end)), None)
     targets = config.adapter_targets if isinstance(config.adapter_targets, str) else [*config.adapter_targets]
-    settings = LoraConfig(r=config.adapter_rank, lora_alpha=config.adapter_alpha, lora_dropout=config.adapter_dropout, target_modules=targets,
-                          use_dora=config.adapter == 'dora', task_type=task, modules_to_save=whole or None)
+    settings = LoraConfig(r=config.adapter_rank, lora_alpha=config.adapter_alpha, lora_dropout=config.adapter_dropout,
+                          target_modules=targets, use_dora=config.adapter == 'dora', task_type=task, modules_to_save=whole or None)
     with seeded(config.seed, model):
         try: return get_peft_model(model, settings)
         except (ValueError, TypeError) as exc:
-            raise InputError(f'no {config.adapter} adapter for {type(model).__name__}: {str(exc).splitlines()[0][:200]}') from None
+            why = str(exc).splitlines()[0][:200]
+            raise InputError(f'no {config.adapter} adapter for {type(model).__name__}: {why}') from None
 
 def _check_adapter(model):
     "The model; a warning where it is under an adapter that leaves out what the base checkpoint does not hold"
     frozen = {n for n, p in model.named_parameters() if not p.requires_grad and '.original_module.' not in n}
     if hasattr(model, 'peft_config') and (lost := sorted(_drawn(model) & frozen)):
-        warnings.warn(f'{lost[0]} is in neither the base checkpoint nor the adapter, so a saved model will not give these answers again; '
-                      f'name its layer in modules_to_save', stacklevel=3)
+        warnings.warn(f'{lost[0]} is in neither the base checkpoint nor the adapter, so a saved model will not give these '
+                      f'answers again; name its layer in modules_to_save', stacklevel=3)
     return model
 
 # %% ../nbs/03_trainer.ipynb #77b0f78c
@@ -1066,7 +1068,9 @@ class FromHF:
         t = self.trainer
         if t.folder and t.ranks == 1 and self.attention is None: self.attention = attention_of(t.engine, t.store, min(2, t.config.physical_batch or 2))
         result = t.refit(self.train, resume) if self.valid is None else t.fit(self.train, self.valid, resume=resume)
-        if t.folder and self.attention: write_json(t.folder / 'decisions.json', [dict(what=what, value=c.value, reason=c.reason) for what, c in ((ATTENTIONS, attentions_had(t.engine)), ('attention', self.attention))])
+        if t.folder and self.attention:
+            said = ((ATTENTIONS, attentions_had(t.engine)), ('attention', self.attention))
+            write_json(t.folder / 'decisions.json', [dict(what=what, value=c.value, reason=c.reason) for what, c in said])
         return result
 
     def __repr__(self):
