@@ -872,7 +872,9 @@ def training_bytes(
 def try_sizes(bench, claim, share_s, view='alone', earlier=None) -> dict:
     "What a model of that size takes before any activation, for all weights and for an adapter; measured too where the workload is that model"
     name, parameters, adapter = SHAPES[claim.id]
-    full, lora = training_bytes(parameters, parameters), training_bytes(parameters, adapter)
+    full, frozen = training_bytes(parameters, parameters), training_bytes(parameters, 0)
+    trained = training_bytes(adapter, adapter, weight=4) # peft's adapters are in FP32
+    lora = {k: frozen[k] + trained[k] for k in frozen}
     total = lambda d: sum(d.values()) / 1e9
     text = f'{name}, bf16: {total(full):.0f} GB for all weights ({full["moments"] / 1e9:.0f} of them moments), {total(lora):.1f} GB for LoRA 16, without activations'
     extra, mine = dict(full=full, lora=lora), dict(memory_8b='w3', memory_3090='w2')[claim.id]

@@ -304,14 +304,15 @@ def do_train(terminal, **given):
 # %% ../nbs/05a_cli.ipynb #8e56a0ed
 def _begin_training(run, given):
     from datetime import datetime, timezone
-    from optkit.engine import attention_of
+    from optkit.engine import ATTENTIONS, attention_of, attentions_had
     from optkit.folds import check_parts
     from optkit.timing import write_json
     command, p = _words(), run.engine.precision
     write_json(run.out / 'run.json', dict(version=1, kind='train', title='Training run', command=command, settings={**given, 'config': asdict(run.config)}, fingerprint=run.about,
                                           started=datetime.now(timezone.utc).isoformat(timespec='seconds')))
     write_json(run.out / 'hardware.json', json.loads(run.hardware.to_json()))
-    said = [dict(what=what, value=str(c.value), reason=c.reason) for what, c in (('precision', p.compute), ('TF32', p.tf32), ('attention', attention_of(run.engine, run.store)))]
+    chosen = (('precision', p.compute), ('TF32', p.tf32), (ATTENTIONS, attentions_had(run.engine)), ('attention', attention_of(run.engine, run.store)))
+    said = [dict(what=what, value=str(c.value), reason=c.reason) for what, c in chosen]
     reasons, parts = getattr(run.config, 'reasons', {}), check_parts(run.table, run.splits, columns=(given['text'], given['pair']))
     what = lambda of: 'validation rows' if of == 'texts' else f'validation rows, {of}'
     notes = run.table.notes | {what(of): note for of, note in parts.items()}

@@ -25,7 +25,8 @@ from .batch_finder import predict_peak
 from .data import LAYOUT_LABELS, InputError, MicroBatch, read_table, tokenise
 from .fast import FastEngine, fast_problem, keep_compiled
 from optkit.engine import (
-    DEMO_MODEL, attention_of, load_model, load_tokenizer, model_length, model_source, plan_batch, check_tokens
+    DEMO_MODEL, attention_of, load_model, load_tokenizer, model_length, model_source, plan_batch, check_tokens,
+    ATTENTIONS, attentions_had
 )
 from .folds import check_folds, check_parts, hold_out, stratified_folds
 from .checkpoint import save_model
@@ -536,7 +537,8 @@ def _do_batch(self: Job):
     with self.engine.plainly():
         if plan is None or self.config.layout == 'packed': plan = plan_batch(self.engine, here, effective, layout='padded'); decisions.append(('physical batch', Choice(plan.physical, f'of the padded rows of the ladder; {plan.reason}')))
     for what, choice in decisions: self.decide(what, f'{plan.physical} rows, accumulation {plan.accumulation} for {effective} rows a step' if what == 'physical batch' else choice.value, choice.reason)
-    ran = attention_of(self.engine, store)
+    ran, had = attention_of(self.engine, store), attentions_had(self.engine)
+    self.decide(ATTENTIONS, had.value, had.reason)
     asked = f'; asked for, in this order: {", ".join(self.engine.precision.sdpa.value)} ({self.engine.precision.sdpa.reason})'
     self.decide('attention', ran.value, ran.reason + ('' if self._is_fast or ran.value == "the model's own" else asked))
     predicted = [predict_peak(plan.tried[:n], p.batch) for n, p in enumerate(plan.tried)] # from those before it

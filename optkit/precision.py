@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['FORMATS', 'CPU_BF16', 'FP8_WIDTH', 'BACKENDS', 'CHANNELS_LAST', 'choose_format', 'choose_tf32', 'choose_scaler',
            'choose_weights', 'fp8_fits', 'choose_fp8', 'sdpa_obstacles', 'choose_sdpa', 'sdpa_taken', 'attention_ran',
-           'import_problem', 'choose_attention', 'text_config', 'model_facts', 'held_format', 'choose_cudnn_benchmark',
-           'choose_deterministic', 'cudnn_set', 'Precision', 'choose_precision']
+           'import_problem', 'choose_attention', 'model_attentions', 'set_attention', 'text_config', 'model_facts',
+           'held_format', 'choose_cudnn_benchmark', 'choose_deterministic', 'cudnn_set', 'Precision',
+           'choose_precision']
 
 # %% ../nbs/01_precision.ipynb #f41f4f0c
 import importlib, os
@@ -191,6 +192,27 @@ def choose_attention(asked=None,   # transformers' `attn_implementation`: 'eager
     problem = import_problem(_PACKAGES[asked]) if problem is None else problem
     if problem: return Choice('sdpa', f'{asked} was asked for, but {_PACKAGES[asked]} cannot be imported ({problem}); torch brings a flash kernel of its own')
     return Choice(asked, f'asked for; {_PACKAGES[asked]} can be imported')
+
+
+_FLAGS = dict(sdpa='_supports_sdpa', flash_attention_2='_supports_flash_attn', flash_attention_3='_supports_flash_attn',
+              flex_attention='_supports_flex_attn')
+
+def model_attentions(model) -> tuple[str, ...]: # names of `attn_implementation`
+    "The attention that a model of transformers has; packages that it needs may be missing"
+    return ('eager', *(name for name, flag in _FLAGS.items() if getattr(model, flag, False)))
+
+
+def set_attention(model, asked): # changes the model
+    "Let a model take the attention that was asked for. Where it would take another one, raises `ValueError` with what it has."
+    has, chosen = model_attentions(model), choose_attention(asked)
+    others = f'{type(model).__name__} has {", ".join(has)}; take one of these or leave attention out'
+    if asked not in has: raise ValueError(f'attention {asked} was asked for, but {others}')
+    if chosen.value != asked: raise ValueError(f'{chosen.reason}; {others}')
+    try: model.set_attn_implementation(asked)
+    except (ValueError, ImportError) as exc:
+        raise ValueError(f'attention {asked} cannot be had ({str(exc).splitlines()[0][:160]}); {others}') from None
+    if (taken := model.config._attn_implementation) != asked: # transformers goes on without a word
+        raise ValueError(f'attention {asked} was asked for, transformers took {taken}; {others}')
 
 # %% ../nbs/01_precision.ipynb #013254f3
 def text_config(model): # of transformers, or its configuration

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'ADAPTERS', 'ATTENTION', 'COMPILE', 'CLAIM_SWITCHES', 'NO_SWITCH', 'log', 'CHANGES_NOTHING', 'BUILT_IN',
-           'Hyperparameters', 'TrainConfig', 'parse_settings', 'lr_factor', 'with_adapter', 'make_engine', 'plan_sizes',
-           'check_run', 'balanced_weights', 'smaller_pieces', 'steadier', 'faster_workers', 'choose_snapshot',
-           'SpikeWatch', 'Epoch', 'FitResult', 'Position', 'Trainer', 'Broken', 'with_rows', 'trial_config',
-           'fold_runner', 'FromHF', 'from_hf']
+           'Hyperparameters', 'TrainConfig', 'parse_settings', 'lr_factor', 'new_layers', 'with_adapter', 'make_engine',
+           'plan_sizes', 'check_run', 'balanced_weights', 'smaller_pieces', 'steadier', 'faster_workers',
+           'choose_snapshot', 'SpikeWatch', 'Epoch', 'FitResult', 'Position', 'Trainer', 'Broken', 'with_rows',
+           'trial_config', 'fold_runner', 'FromHF', 'from_hf']
 
 # %% ../nbs/03_trainer.ipynb #3dc1f70d
 import copy, json, logging, math, os, time, traceback, warnings
@@ -30,12 +30,15 @@ from .augment import AUGMENTS, augmented, check_augment
 from .batch_finder import is_out_of_memory, planned_updates
 from .checkpoint import check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint, save_model, set_random_state
 from .data import IGNORED, LAYOUTS, InputError, Loader, Step, TokenStore, choose_workers, gather_seconds, micro_batches, pack_budget, place, rank_share, real_tokens, steps
-from .engine import CHECKPOINTING, OPTIMIZERS, Engine, attention_of, model_length, plan_batch, plan_evaluation, plan_table, plan_tokens, seeded, settle_config, training_flops, with_labels
+from optkit.engine import (
+    CHECKPOINTING, OPTIMIZERS, Engine, attention_of, model_length, plan_batch, plan_evaluation, plan_table,
+    plan_tokens, seeded, settle_config, training_flops, with_labels, ATTENTIONS, attentions_had
+)
 from .fast import FastEngine
 from .hardware import Choice
 from .hf import left_out, rows_of, settings_of, store_of
 from .metrics import ALL_METRICS, METRICS, TASK_METRICS, check_metric, score, signed
-from .precision import choose_attention, choose_precision, held_format, text_config
+from .precision import choose_precision, held_format, text_config, set_attention
 from .progress import Beside, Meter, Progress
 from .timing import write_json
 
@@ -249,24 +252,62 @@ def lr_factor(
     done = (step - first) / max(1, total - first)
     return {'linear': 1 - done, 'cosine': .5 * (1 + math.cos(math.pi * done)), 'constant': 1.}[schedule]
 
+# %% ../nbs/03_trainer.ipynb #6905fea1
+def _drawn(model, unmarked=()): # names to take where no weight has a mark: without a checkpoint, or in a deep copy
+    "Names of the weights that no checkpoint gave; transformers marks each one that it loads"
+    plain = {n: p for n, p in model.named_parameters() if p.is_floating_point() and type(p.data) is torch.Tensor}
+    found = {n for n, p in plain.items() if not getattr(p, '_is_hf_initialized', False)}
+    return found if len(found) < len(plain) else {*unmarked}
+
+def _topmost(module, names, path=''):
+    "The outermost modules below `module` whose weights are all among `names`, or that hold one of them directly"
+    own, at = {f'{path}{n}' for n, _ in module.named_parameters()}, path.removesuffix('.')
+    if at and own and (own <= names or any(f'{path}{n}' in names for n in module._parameters)): return [at]
+    return [found for name, child in module.named_children() for found in _topmost(child, names, f'{path}{name}.')]
+
+def new_layers(
+    model # of transformers
+) -> list[str]: # names of modules; empty for a causal language model whose checkpoint is whole
+    "Layers that an adapter has to bring along: the head, and what the base checkpoint does not hold"
+    weights, body = [n for n, _ in model.named_parameters()], getattr(model, 'base_model_prefix', '')
+    loaded = getattr(model, 'name_or_path', '')
+    names = _drawn(model, [n for n in weights if loaded and 'pooler' in n.split('.')]) # many checkpoints lack poolers
+    headed = body and hasattr(model, body) and model.get_output_embeddings() is None
+    if headed: names |= {n for n in weights if not n.startswith(f'{body}.')}
+    return _topmost(model, names)
+
 # %% ../nbs/03_trainer.ipynb #3ec59f19
 _PEFT_TASKS = dict(ForSequenceClassification='SEQ_CLS', ForTokenClassification='TOKEN_CLS', ForCausalLM='CAUSAL_LM')
 
 def with_adapter(
     model, # of transformers
     config # a `TrainConfig`
-): # of peft; the weights of `model` are frozen
+): # of peft; the weights of `model` are frozen, but for those of `new_layers`
     "The model under a LoRA or DoRA adapter. Raises `InputError` where peft cannot make one."
-    if config.adapter is None: return model
+    if config.adapter is None: return _check_adapter(model)
+    if hasattr(model, 'peft_config'):
+        raise InputError(f'{type(model).__name__} is under an adapter already; leave adapter out to train that one')
     try: from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
     except ImportError as exc: raise InputError(f'adapter {config.adapter!r} needs peft ({exc}); run: pip install "optkit[peft]"') from None
+    whole = new_layers(model)
     if getattr(model, 'is_quantized', False): model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     task = next((t for end, t in _PEFT_TASKS.items() if type(model).__name__.endswith(end)), None)
     targets = config.adapter_targets if isinstance(config.adapter_targets, str) else [*config.adapter_targets]
-    settings = LoraConfig(r=config.adapter_rank, lora_alpha=config.adapter_alpha, lora_dropout=config.adapter_dropout, target_modules=targets, use_dora=config.adapter == 'dora', task_type=task)
+    settings = LoraConfig(r=config.adapter_rank, lora_alpha=config.adapter_alpha, lora_dropout=config.adapter_dropout,
+                          target_modules=targets, use_dora=config.adapter == 'dora', task_type=task, modules_to_save=whole or None)
     with seeded(config.seed, model):
         try: return get_peft_model(model, settings)
-        except ValueError as exc: raise InputError(f'no {config.adapter} adapter for {type(model).__name__}: {str(exc).splitlines()[0][:200]}') from None
+        except (ValueError, TypeError) as exc:
+            why = str(exc).splitlines()[0][:200]
+            raise InputError(f'no {config.adapter} adapter for {type(model).__name__}: {why}') from None
+
+def _check_adapter(model):
+    "The model; a warning where it is under an adapter that leaves out what the base checkpoint does not hold"
+    frozen = {n for n, p in model.named_parameters() if not p.requires_grad and '.original_module.' not in n}
+    if hasattr(model, 'peft_config') and (lost := sorted(_drawn(model) & frozen)):
+        warnings.warn(f'{lost[0]} is in neither the base checkpoint nor the adapter, so a saved model will not give these '
+                      f'answers again; name its layer in modules_to_save', stacklevel=3)
+    return model
 
 # %% ../nbs/03_trainer.ipynb #77b0f78c
 def make_engine(
@@ -278,8 +319,8 @@ def make_engine(
     "The engine that a configuration asks for, on this machine. Raises `InputError` or `ValueError` for what the model or the machine cannot do."
     if not hasattr(model, 'config'): raise InputError(f'{type(model).__name__} is no model of transformers (it has no config); load one with from_pretrained')
     if config.attention:
-        try: model.set_attn_implementation(choose_attention(config.attention).value)
-        except (ValueError, ImportError) as exc: raise InputError(f'{type(model).__name__} has no {config.attention} attention ({str(exc).splitlines()[0][:160]}); leave attention out') from None
+        try: set_attention(model, config.attention)
+        except ValueError as exc: raise InputError(str(exc)) from None
     model = with_adapter(model, config)
     if config.channels_last: model.to(memory_format=torch.channels_last)
     if getattr(model, 'is_quantized', False) and not hasattr(model, 'peft_config'): raise InputError("a model loaded in 8 or 4 bits trains under an adapter only: adapter='lora'")
@@ -1025,7 +1066,9 @@ class FromHF:
         t = self.trainer
         if t.folder and t.ranks == 1 and self.attention is None: self.attention = attention_of(t.engine, t.store, min(2, t.config.physical_batch or 2))
         result = t.refit(self.train, resume) if self.valid is None else t.fit(self.train, self.valid, resume=resume)
-        if t.folder and self.attention: write_json(t.folder / 'decisions.json', [dict(what='attention', value=self.attention.value, reason=self.attention.reason)])
+        if t.folder and self.attention:
+            said = ((ATTENTIONS, attentions_had(t.engine)), ('attention', self.attention))
+            write_json(t.folder / 'decisions.json', [dict(what=what, value=c.value, reason=c.reason) for what, c in said])
         return result
 
     def __repr__(self):

@@ -92,7 +92,7 @@ def test_the_whole_job_and_its_model(folder, tmp_path):
     assert final['interval'][0] <= final['score'] <= final['interval'][1] and final['score'] > final['majority_accuracy']
     ladder = read_json(out / 'ladder.json')
     assert [r['variant'] for r in ladder['rows']][:2] == ['baseline', 'baseline again'] and all(abs(r['loss']['difference']) < .02 for r in ladder['rows'])
-    assert {d['what'] for d in read_json(out / 'decisions.json')} == {'precision', 'TF32', 'size of the job', 'physical batch', 'rows by length', 'rows at once in evaluation', 'attention', 'best trial'} and plan['trials'] == 8
+    assert {d['what'] for d in read_json(out / 'decisions.json')} == {'precision', 'TF32', 'size of the job', 'physical batch', 'rows by length', 'rows at once in evaluation', 'attention', 'attention that the model has', 'best trial'} and plan['trials'] == 8
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(out / 'model'), AutoTokenizer.from_pretrained(out / 'model')
     table = pd.read_csv(folder / 'data.csv').iloc[data['heldout']]
     import torch

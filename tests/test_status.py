@@ -60,12 +60,13 @@ def test_auto_is_this_machine(): assert TrainConfig.preset('auto').card == detec
 def test_memory_by_count():
     shape = dict(weights=100_000_000, layers=12, hidden=768, heads=12)
     one = rows_that_fit(2**34, shape, 512)
-    assert one == int((.9 * 2**34 - 18 * 10**8) / (512 * 12 * (34 * 768 + 5 * 12 * 512)))
+    assert one == int((.9 * 2**34 - 22 * 10**8) / (1.2 * 512 * 12 * (34 * 768 + 5 * 12 * 512)))
     assert rows_that_fit(2**35, shape, 512) > 2 * one > 2 * rows_that_fit(2**34, shape, 1024) and rows_that_fit(2**30, shape) == 0
     from transformers import BertConfig
     huge = BertConfig(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=14336)
-    p = preset_of('rtx3090', model=huge)
-    assert (p.physical_batch, p.checkpointing) == (1, 'full') and 'about 0 rows' in p.reasons['physical_batch'].reason
+    with pytest.raises(InputError, match='RTX 3090: this does not fit .an estimate: 1 rows of 512 tokens .* about 0 rows fit'): preset_of('rtx3090', model=huge)
+    p = preset_of('rtx3090', model=huge, adapter='lora')
+    assert (p.physical_batch, p.checkpointing) == (3, 'off') and 'an estimate' in p.reasons['physical_batch'].reason
     assert preset_of('rtx3090', model=BertConfig(), effective_batch=8).physical_batch is None
 
 
@@ -167,7 +168,10 @@ def test_a_run_brings_its_own_gain_and_backends(tmp_path):
     run_folder(tmp_path, decisions=[dict(what='attention', value='math', reason='what really ran')])
     math = next(r for r in status(run=tmp_path, hardware=hardware_with(known_gpu('H100'))).rows if r.name == 'fused attention (SDPA)')
     assert math.state == 'n/a' and 'no fused kernel' in math.why, 'asking for SDPA again would change nothing'
-    run_folder(tmp_path, decisions=[dict(what='attention', value="the model's own", reason='what really ran')])
+    own = [dict(what='attention', value="the model's own", reason='what really ran')]
+    run_folder(tmp_path, decisions=own)
+    assert 'fused attention (SDPA)' not in [r.name for r in status(run=tmp_path, hardware=hardware_with(known_gpu('H100'))).recommendations], 'nobody knows whether the model has it'
+    run_folder(tmp_path, decisions=[*own, dict(what='attention that the model has', value='eager, sdpa', reason='what transformers says')])
     assert 'fused attention (SDPA)' in [r.name for r in status(run=tmp_path, hardware=hardware_with(known_gpu('H100'))).recommendations]
 
 @pytest.mark.parametrize('changes, said', [(dict(memory_bytes=50 * 2**30), 'memory within the plan'), (dict(sequences_per_s=10.), 'samples/s above the recorded floor')])
