@@ -4,22 +4,23 @@
 
 # %% auto #0
 __all__ = ['DEMO_MODEL', 'DEMO_SHA256', 'OPTIMIZERS', 'CHECKPOINTING', 'check_weights', 'demo_model_folder', 'model_source',
-           'quiet', 'load_tokenizer', 'seeded', 'load_model', 'model_length', 'example_model', 'choose_8bit',
-           'make_optimizer', 'choose_checkpointing', 'set_checkpointing', 'Engine', 'with_labels', 'step_weight',
-           'Packing', 'packing_problem', 'packing', 'attention_of', 'StepProbe', 'EvaluationProbe', 'PackProbe',
-           'plan_batch', 'plan_table', 'plan_tokens', 'plan_evaluation', 'plan_checkpointing', 'training_flops']
+           'weight_files', 'quiet', 'load_tokenizer', 'seeded', 'load_model', 'model_length', 'example_model',
+           'choose_8bit', 'make_optimizer', 'choose_checkpointing', 'set_checkpointing', 'Engine', 'with_labels',
+           'step_weight', 'Packing', 'packing_problem', 'packing', 'attention_of', 'StepProbe', 'EvaluationProbe',
+           'PackProbe', 'plan_batch', 'plan_table', 'plan_tokens', 'plan_evaluation', 'plan_checkpointing',
+           'training_flops']
 
 # %% ../nbs/02b_engine.ipynb #1858e8ed
-import hashlib, importlib.util, inspect, os, weakref
-from contextlib import contextmanager, nullcontext
-from functools import partial
+import hashlib, importlib.util, inspect, json, os, threading, time, weakref
+from contextlib import contextmanager, nullcontext, suppress
+from functools import lru_cache, partial
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from fastcore.basics import patch
 
 from .batch_finder import BatchPlan, MemoryProbe, find_batch_size, find_batch_table, find_max_tokens, is_out_of_memory, preserved
@@ -53,13 +54,25 @@ def model_source(
 ) -> str: # what `from_pretrained` takes
     "Resolve and check the model before anything is loaded. Raises `InputError` for a folder that holds no model."
     if name == DEMO_MODEL: return str(demo_model_folder())
-    folder = Path(name).expanduser()
-    looks_local = folder.exists() or name.startswith(('.', '~', os.sep)) or name.count('/') > 1
+    try:
+        folder = Path(name).expanduser()
+        looks_local = folder.exists() or name.startswith(('.', '~', os.sep)) or name.count('/') > 1
+    except (OSError, RuntimeError) as exc: raise InputError(f'{name[:60]}: no such model folder ({_line(exc)[-60:]})') from None # a name that is too long, or no home
     if not looks_local: return name
     if not folder.is_dir(): raise InputError(f'{name}: no such model folder')
     if not (folder / 'config.json').is_file(): raise InputError(f'{name}: holds no config.json, so it is no model folder of transformers')
-    if not [*folder.glob('*.safetensors')]: raise InputError(f'{name}: holds no .safetensors file; only safetensors are loaded (convert with save_pretrained)')
+    _check_config(name, folder / 'config.json')
+    if not weight_files(folder): raise InputError(f'{name}: holds no weights; expected .safetensors files or pytorch_model.bin (write them with save_pretrained)')
     return str(folder)
+
+def weight_files(folder: str | Path) -> list[Path]: # safetensors where there are any, else pickled ones
+    "The files that a model folder's weights are read from"
+    return sorted(Path(folder).glob('*.safetensors')) or sorted(Path(folder).glob('pytorch_model*.bin'))
+
+def _check_config(name, path):
+    try: found = json.loads(path.read_text('utf-8'))
+    except (OSError, ValueError, RecursionError) as exc: raise InputError(f'{name}: its config.json is not a valid JSON file ({_line(exc)})') from None
+    if not isinstance(found, dict): raise InputError(f'{name}: its config.json holds a {type(found).__name__}, expected an object with names and values; save the model again with save_pretrained')
 
 # %% ../nbs/02b_engine.ipynb #42d46182
 @contextmanager
@@ -73,6 +86,32 @@ def quiet():
         logging.set_verbosity(level)
         if bar: logging.enable_progress_bar()
 
+@lru_cache(maxsize=1)
+def _hub_answers(minute, seconds=5.):
+    "Whether the hub can be reached, asked once a minute; in a thread, since the search for a host's address knows no time limit"
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+    answers = []
+    def ask():
+        with suppress(Exception): answers.append(get_session().head(constants.ENDPOINT, timeout=seconds).status_code < 500)
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start(); thread.join(seconds)
+    return any(answers)
+
+def _loaded(kind, name, source, what, **kwargs):
+    "What `kind.from_pretrained` gives: no code of the model's own runs, and where the hub does not answer only the cache is looked at"
+    from huggingface_hub import constants
+    os.environ.setdefault('DISABLE_SAFETENSORS_CONVERSION', '1') # transformers would have a service convert pickled weights on the hub
+    here = Path(source).is_dir()
+    offline = not here and (constants.HF_HUB_OFFLINE or not _hub_answers(time.monotonic() // 60))
+    try:
+        with quiet(): return kind.from_pretrained(source, trust_remote_code=False, local_files_only=here or offline, **kwargs)
+    except UnpicklingError: why = 'its weights are a pickle that holds more than tensors, or a damaged one; save them as safetensors'
+    except Exception as exc: # whatever fails in reading what somebody else wrote
+        if isinstance(exc, MemoryError) or is_out_of_memory(exc): raise
+        why = f'the hub does not answer ({constants.ENDPOINT}), and the cache lacks it' if offline and isinstance(exc, OSError) else _line(exc)
+    raise InputError(f'{name}: no {what} could be loaded ({why})')
+
 def load_tokenizer(
     name: str # see `model_source`
 ): # a fast tokenizer with a padding token
@@ -80,9 +119,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
     source = model_source(name)
     if Path(source).is_dir() and not any([*Path(source).glob(p)] for p in _VOCABULARIES): raise InputError(f'{name}: holds no tokenizer; save it there with tokenizer.save_pretrained')
-    try:
-        with quiet(): tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as exc: raise InputError(f'{name}: no tokenizer could be loaded ({_line(exc)})') from None
+    tokenizer = _with_character_map(_loaded(AutoTokenizer, name, source, 'tokenizer'), source)
     if tokenizer.pad_token is None: tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None: raise InputError(f'{name}: the tokenizer has neither a padding nor an end token; set its pad_token and save it again')
     return tokenizer
@@ -90,6 +127,32 @@ def load_tokenizer(
 _VOCABULARIES = ('tokenizer.json', 'vocab.*', 'merges.txt', '*.model', '*.tiktoken')
 
 def _line(exc): return str(exc).strip().splitlines()[0][:160] if str(exc).strip() else type(exc).__name__
+
+# %% ../nbs/02b_engine.ipynb #07f13acf
+def _with_character_map(tokenizer, source):
+    "The tokenizer with the map of characters that its file has"
+    if not getattr(tokenizer, 'is_fast', False) or 'Precompiled' in repr(tokenizer.backend_tokenizer.normalizer): return tokenizer
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import cached_file
+    find = lambda name: name and cached_file(source, name, local_files_only=True, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
+    whole, pieces = (find(tokenizer.vocab_files_names.get(kind)) for kind in ('tokenizer_file', 'vocab_file'))
+    inner = _mapped_by_json(whole) if whole else _mapped_by_pieces(tokenizer, pieces) if str(pieces).endswith('.model') else None
+    if inner is None: return tokenizer
+    same = {n: getattr(tokenizer, n) for n in ('model_max_length', 'padding_side', 'truncation_side', 'model_input_names', 'clean_up_tokenization_spaces')}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **tokenizer.special_tokens_map, **same)
+
+def _mapped_by_json(path):
+    from tokenizers import Tokenizer
+    return Tokenizer.from_file(path) if '"Precompiled"' in Path(path).read_text('utf-8') else None
+
+def _mapped_by_pieces(tokenizer, path):
+    from tokenizers import normalizers
+    from transformers.convert_slow_tokenizer import import_protobuf
+    model, inner = import_protobuf().ModelProto(), tokenizer.backend_tokenizer
+    model.ParseFromString(Path(path).read_bytes())
+    if not (table := model.normalizer_spec.precompiled_charsmap): return None
+    inner.normalizer = normalizers.Sequence([normalizers.Precompiled(table), *([inner.normalizer] if inner.normalizer else [])])
+    return inner
 
 # %% ../nbs/02b_engine.ipynb #5eed0a18
 @contextmanager
@@ -115,10 +178,8 @@ def load_model(
     "A pretrained sequence classifier with a head for these classes. Raises `InputError` where there is none."
     from transformers import AutoModelForSequenceClassification
     source, ids = model_source(name), dict(enumerate(classes))
-    with seeded(seed), quiet():
-        try: model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=len(classes), id2label=ids,
-            label2id={c: n for n, c in ids.items()}, use_safetensors=True, dtype=torch.float32, ignore_mismatched_sizes=True)
-        except (OSError, ValueError, KeyError, SafetensorError) as exc: raise InputError(f'{name}: no sequence classifier could be loaded ({_line(exc)})') from None
+    with seeded(seed): model = _loaded(AutoModelForSequenceClassification, name, source, 'sequence classifier', num_labels=len(classes), id2label=ids,
+        label2id={c: n for n, c in ids.items()}, weights_only=True, dtype=torch.float32, ignore_mismatched_sizes=True)
     if tokenizer is not None and model.config.pad_token_id is None: model.config.pad_token_id = tokenizer.pad_token_id
     return model
 
@@ -241,6 +302,7 @@ class Engine:
         self.forward = torch.compile(self.model, mode=None if compile == 'default' else compile) if compile else self.model
         self.kind, self.optimizer = optimizer, make_optimizer(self.model, optimizer, fused, self.device.type)
         self.scaler, self.best, self.grad_norm, self.updating = precision.make_scaler(), None, None, False
+        self.skipped = False # whether the scaler left out the last update, since gradients were not finite
         self.start, self.ema = self._copy(), ema
         self.average = None if ema is None else {k: v for k, v in self._copy().items() if k in dict(self._trained())}
         self.reset()
@@ -438,9 +500,13 @@ def _update(self: Engine):
     scaler = self.scaler if any(p.grad is not None for g in self.optimizer.param_groups for p in g['params']) else None # it refuses the step of a rank without rows
     if scaler: scaler.unscale_(self.optimizer)
     if self.max_grad_norm: self.grad_norm = torch.nn.utils.clip_grad_norm_([p for g in self.optimizer.param_groups for p in g['params']], self.max_grad_norm)
-    if scaler: scaler.step(self.optimizer); scaler.update()
+    self.skipped = False
+    if scaler:
+        scaler.step(self.optimizer)
+        self.skipped = any(v.item() for v in scaler._found_inf_per_device(self.optimizer).values()) # the one wait of a step in fp16: rate and average stand still with the weights
+        scaler.update()
     else: self.optimizer.step()
-    if self.average is not None: self._follow(self.ema)
+    if self.average is not None and not self.skipped: self._follow(self.ema)
     self.optimizer.zero_grad(set_to_none=self.zero_grad_none)
 
 @patch

@@ -250,7 +250,7 @@ def lr_factor(
     return {'linear': 1 - done, 'cosine': .5 * (1 + math.cos(math.pi * done)), 'constant': 1.}[schedule]
 
 # %% ../nbs/03_trainer.ipynb #3ec59f19
-_PEFT_TASKS = dict(ForSequenceClassification='SEQ_CLS', ForTokenClassification='TOKEN_CLS', ForCausalLM='CAUSAL_LM')
+_PEFT_TASKS = dict(ForSequenceClassification='SEQ_CLS', ForTokenClassification='TOKEN_CLS', ForCausalLM='CAUSAL_LM', LMHeadModel='CAUSAL_LM')
 
 def with_adapter(
     model, # of transformers
@@ -356,6 +356,7 @@ def check_run(
     if store.task in ('regression', 'causal') and config.class_weights is not None: raise InputError(f'class_weights are for classes, the task is {store.task}; leave them out')
     if not any(p.requires_grad for p in engine.model.parameters()): raise InputError(f'no weight of {type(engine.model).__name__} trains, all are frozen; let some require gradients, or take an adapter')
     _check_head(engine.model, store)
+    if store.task == 'causal': _check_ahead(engine, store)
     ranks = 1 if engine.ranks is None else torch.distributed.get_world_size(engine.ranks)
     if config.effective_batch < ranks: raise InputError(f'effective_batch is {config.effective_batch}, fewer than the {ranks} ranks that share a step')
     if config.layout == 'packed' and config.max_tokens and config.max_tokens < (longest := int(store.lengths[train].max())): raise InputError(f'max_tokens is {config.max_tokens}, but a row has {longest} tokens; raise it')
@@ -378,6 +379,18 @@ def _check_head(model, store):
     largest, known = int(store.tokens.max().item()), int(model.get_input_embeddings().weight.shape[0])
     if largest >= known: raise InputError(f'the store holds the token {largest}, but {type(model).__name__} knows {known} tokens; take the tokenizer of this model')
     if (longest := int(store.lengths.max())) > (places := _positions(model)): raise InputError(f'a row has {longest} tokens, but {type(model).__name__} has {places} positions; tokenise with max_length={places}')
+
+@torch.no_grad()
+def _check_ahead(engine, store):
+    "Refuse a language model that sees the token that it is to predict: the last one must not change what comes out before it"
+    model, row = engine.model, store.tokens[:store.offsets[1]][:16].to(engine.device, torch.int64)
+    rows, training = torch.stack([row, torch.cat([row[:-1], (row[-1:] + 1) % (row.max() + 1)])]), model.training
+    model.eval()
+    try:
+        with engine.precision.applied(), engine.precision.autocast(): one, two = model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits[:, :-1].float()
+    finally: model.train(training)
+    if len(row) > 1 and ((one - two).abs().max() > 1e-3 * one.abs().max()).item():
+        raise InputError(f'{type(model).__name__} sees the tokens after the one that it predicts, so a loss would say nothing; load it as a decoder (is_decoder=True) or take a causal model')
 
 def _positions(model):
     "Tokens for which there are places where a model learns one a position, beyond which a GPU fails for good; no limit elsewhere"
@@ -508,6 +521,7 @@ class Position:
     epoch: int = 1
     within: int = 0 # steps of the epoch that are done
     done: int = 0 # steps that are done
+    skipped: int = 0 # of them, those whose update the scaler of fp16 left out
     loss_sum: float = 0. # of the epoch, times weight
     weight_sum: float = 0.
     seconds: float = 0. # of training in this epoch
@@ -651,7 +665,7 @@ def _train_epoch(self: Trainer, rows):
     while again:
         again = False
         for step in self._waited(self._plan(rows)):
-            self.engine.set_lr(self._lr(p.done))
+            self.engine.set_lr(self._lr(p.done - p.skipped))
             loss, count = self._step(step, seen)
             self._count(step.rows, count, loss)
             if len(self.pending) >= c.read_every: self._read()
@@ -688,7 +702,7 @@ def _asked(self: Trainer):
 def _count(self: Trainer, rows, micro, loss):
     p, lengths = self.position, self.store.lengths[rows]
     self.pending.append((p.done, rows, self.store.weight(rows), loss))
-    p.within += 1; p.done += 1; p.rows += len(rows); p.tokens += int(lengths.sum())
+    p.within += 1; p.done += 1; p.skipped += self.engine.skipped; p.rows += len(rows); p.tokens += int(lengths.sum())
     self.meter.count(len(rows), micro, int(lengths.sum()), float(self.flops[0] * lengths.sum() + self.flops[1] * (lengths.astype(float) ** 2).sum()))
     if self.bar is not None: self.bar.update(p.done - self.bar.n)
 
@@ -722,7 +736,7 @@ def _go_back(self: Trainer, broken):
     else: self.engine.load_state(state)
     set_random_state(random, self.engine.device)
     choice = steadier(self.config.lr * p.scale, p.total - p.done, why)
-    p.scale, (p.again_from, p.again), p.recovered, p.decisions = p.scale * choice.value[0], (p.done, choice.value[1]), True, now.decisions
+    p.scale, (p.again_from, p.again), p.recovered, p.decisions = p.scale * choice.value[0], (p.done - p.skipped, choice.value[1]), True, now.decisions
     p.physical, p.max_tokens, p.table, p.watch.recent, self.position, self.good = now.physical, now.max_tokens, now.table, [], p, None
     alone = self._not_finite(broken.rows)
     self.decide('loss', Choice(f'back to step {p.done}', choice.reason + (f'; rows {alone} give no number by themselves under that state' if alone else '')))
@@ -865,7 +879,7 @@ def _close_epoch(self: Trainer, valid, loss):
     "Evaluate, keep the best weights, decide whether it goes on, save"
     c, p = self.config, self.position
     seconds, start = max(p.seconds, 1e-9), time.perf_counter()
-    rates = p.rows / seconds, p.tokens / seconds, self._lr(max(0, p.done - 1))
+    rates = p.rows / seconds, p.tokens / seconds, self._lr(max(0, p.done - p.skipped - 1))
     result = Epoch(p.epoch, loss, math.nan, math.nan, {}, *rates) if valid is None else self._evaluate(valid, p.epoch, loss, *rates)
     p.since += 1
     if result.score > (-math.inf if p.best is None else p.best): p.best, p.since = result.score, 0; self.engine.keep_best()
@@ -873,6 +887,7 @@ def _close_epoch(self: Trainer, valid, loss):
     self.meter.score = signed(c.metric, result.score) if math.isfinite(result.score) else None
     if self.loader is not None: self._measure_workers(rates[0])
     p.finished = not math.isfinite(loss) or bool(valid is not None and c.patience and p.since >= c.patience) or p.epoch == c.epochs
+    if p.finished and p.skipped: self.decide('updates', Choice(f'{p.done - p.skipped} of {p.done}', 'gradients were not finite in fp16 at the others; rate and average stood still there'))
     p.epoch, p.within, p.loss_sum, p.weight_sum, p.seconds, p.rows, p.tokens = p.epoch + 1, 0, 0., 0., 0., 0, 0
     self.meter.pause(time.perf_counter() - start)
     if math.isfinite(loss): self._save()
@@ -940,7 +955,7 @@ def fit(self: Trainer,
     best = max(real, key=lambda e: e.score) if real else None
     self.engine.restore_best()
     self._engine_notes() # of the last evaluation too
-    result = FitResult(best.score if best else math.nan, best.epoch if best else 0, tuple(p.history), len(p.history) < c.epochs and not self.stopping, p.done, time.perf_counter() - start, c,
+    result = FitResult(best.score if best else math.nan, best.epoch if best else 0, tuple(p.history), len(p.history) < c.epochs and not self.stopping, p.done - p.skipped, time.perf_counter() - start, c,
                        tuple(p.decisions), self.stopping and not p.finished)
     if self.folder and not self.rank and p.finished:
         save_model(self.engine.model, self.folder / 'model', self.tokenizer)
