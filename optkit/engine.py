@@ -120,6 +120,7 @@ def _loaded(kind, name, source, what, **kwargs):
         if isinstance(exc, MemoryError) or is_out_of_memory(exc): raise
         reason = 'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else f'{constants.ENDPOINT} does not answer'
         why = f'{reason}, and the cache does not hold all of it' if silent and isinstance(exc, OSError) else _line(exc)
+        if 'trust_remote_code' in str(exc): why = 'it needs Python code of its own, which is not run; take a model of transformers itself'
     raise InputError(f'{name}: no {what} could be loaded ({why})')
 
 def load_tokenizer(
