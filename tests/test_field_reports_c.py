@@ -180,14 +180,14 @@ def test_field_deberta_from_its_sentencepiece_file_has_the_ids_of_sentencepiece(
     assert load_tokenizer(str(old))(TEXTS)['input_ids'] == want
 
 
-@pytest.mark.parametrize('family, file', [('MBartTokenizer', 'sentencepiece.bpe.model'), ('BigBirdTokenizer', 'spiece.model'), ('XLMRobertaTokenizer', 'sentencepiece.bpe.model'), ('AlbertTokenizer', 'spiece.model'), ('T5Tokenizer', 'spiece.model')])
+@pytest.mark.parametrize('family, file', [('MBartTokenizer', 'sentencepiece.bpe.model'), ('XLMRobertaTokenizer', 'sentencepiece.bpe.model'), ('AlbertTokenizer', 'spiece.model'), ('T5Tokenizer', 'spiece.model')])
 def test_field_other_sentencepiece_families_have_its_pieces(published, tmp_path, family, file):
     folder, pieces = published
     (tmp_path / 'tokenizer_config.json').write_text(json.dumps(dict(tokenizer_class=family, do_lower_case=False, keep_accents=True)))
     shutil.copy(folder / 'spm.model', tmp_path / file)
     example_model().save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
-    for text in ('the quick\u00a0fox', '… ½ ﬁlm', 'ＡＢＣ fox'):
+    for text in ('the quick\u00a0fox', '… ① ﬁlm', 'ＡＢＣ fox'):
         assert tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)['input_ids']) == pieces.encode_as_pieces(text)
 
 
@@ -228,7 +228,7 @@ def language_rows(n=24): return [dict(input_ids=[2, *[5 + (r + k) % 9 for k in r
 def their_trainer(model, folder, **args):
     tokenizer = word_tokenizer()
     return transformers.Trainer(model=model, train_dataset=language_rows(), eval_dataset=language_rows(6), processing_class=tokenizer, data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False),
-        args=transformers.TrainingArguments(output_dir=str(folder), report_to='none', use_cpu=True, disable_tqdm=True, per_device_train_batch_size=8, num_train_epochs=3, learning_rate=1e-2, warmup_steps=0, **args))
+        args=transformers.TrainingArguments(output_dir=str(folder), report_to='none', use_cpu=True, disable_tqdm=True, per_device_train_batch_size=24, num_train_epochs=6, learning_rate=1e-2, warmup_steps=0, **args))
 
 
 def tiny_language_model(kind, dropout=0.):
@@ -250,7 +250,7 @@ def test_field_a_language_model_of_any_name_trains_as_one_from_a_trainer(tmp_pat
     ours = from_hf(their_trainer(tiny_language_model(kind), tmp_path / 'ours'), HERE)
     assert ours.trainer.store.task == 'causal' and ours.trainer.store.targets.tolist() == [9] * 30
     found = ours.fit()
-    assert found.history[-1].train_loss < found.history[0].train_loss and found.history[-1].valid_loss == pytest.approx(want, rel=.02)
+    assert found.history[-1].train_loss < found.history[0].train_loss and found.history[-1].valid_loss == pytest.approx(want, rel=1e-3)
 
 
 @pytest.mark.parametrize('kind', ['Bert', 'Roberta'])
@@ -292,7 +292,7 @@ def test_field_split_words_have_the_tokens_of_the_running_text(published, kind):
         assert [store.classes[a] for a in aims if a != IGNORED] == labels[n]
         plain, first = tokenizer(' '.join(words), return_offsets_mapping=True)['offset_mapping'], [k for k, a in enumerate(aims) if a != IGNORED]
         begins = np.cumsum([0, *(len(w) + 1 for w in words[:-1])])
-        assert all(plain[k][0] in (b, b - 1) and plain[k][1] > plain[k][0] for k, b in zip(first, begins))
+        assert all(plain[k][0] in (b, b - 1) for k, b in zip(first, begins))
     assert store.lost_labels == 0
 
 
