@@ -396,7 +396,7 @@ def _cut(sides, max_length, left=False):
     return stay
 
 def _words_of(out, n, words):
-    "The word of each token of a running text, the words with a blank between them; None for special tokens. A blank belongs to the word behind it."
+    "The word of each token of the words joined by blanks; None for special tokens. A blank belongs to the word behind it."
     ends = np.cumsum([len(w) + 1 for w in words]) - 1
     found = np.searchsorted(ends, [begin for begin, _ in out['offset_mapping'][n]], side='right')
     return [None if side is None else min(int(w), len(words) - 1) for w, side in zip(found, out.sequence_ids(n))]
@@ -423,8 +423,9 @@ def _encode_all(table, tokenizer, max_length, progress, chunk=512):
     texts, pairs, task, left = table.texts, table.pairs, table.task, tokenizer.truncation_side == 'left'
     for start in tqdm(range(0, len(texts), chunk), desc='tokenise', disable=not progress, leave=False):
         part, split = slice(start, start + chunk), task == 'tokens'
-        given = [' '.join(words) for words in texts[part]] if split else texts[part] # word by word, some tokenizers leave out the blanks between words
-        out = tokenizer(given, pairs[part] if pairs else None, return_attention_mask=False, truncation=False, verbose=False, return_offsets_mapping=split)
+        given = [' '.join(words) for words in texts[part]] if split else texts[part] # alone, words may lose their blanks
+        out = tokenizer(given, pairs[part] if pairs else None, return_attention_mask=False, truncation=False,
+                        verbose=False, return_offsets_mapping=split)
         rows, kinds, aims = out['input_ids'], out.get('token_type_ids'), []
         lengths += [len(r) for r in rows]
         for n, row in enumerate(rows):
@@ -433,7 +434,8 @@ def _encode_all(table, tokenizer, max_length, progress, chunk=512):
                 rows[n] = [row[k] for k in stay]
                 if kinds: kinds[n] = [kinds[n][k] for k in stay]
             words = _words_of(out, n, texts[start + n]) if split else None
-            if task in ('tokens', 'causal'): aims.append(_targets_of(out, n, rows[n], stay, table.labels[start + n], bool(pairs), words))
+            if task in ('tokens', 'causal'):
+                aims.append(_targets_of(out, n, rows[n], stay, table.labels[start + n], bool(pairs), words))
             if split: lost += _lost(words, table.labels[start + n])
         ids.append((_flat(rows, np.int32), [len(r) for r in rows]))
         if kinds: types.append(_flat(kinds, np.uint8))
@@ -579,7 +581,9 @@ def store_key(
     table: Table, tokenizer, max_length: int # see `tokenise`
 ) -> str: # SHA-256, hexadecimal
     "A hash of everything that decides the content of a store"
-    digest = hashlib.sha256(repr((_FORMAT, operator.index(max_length), table.task + ' of running text' * (table.task == 'tokens'), tuple(table.classes), len(table), table.pairs is not None)).encode())
+    task = 'tokens of a running text' if table.task == 'tokens' else table.task
+    made = _FORMAT, operator.index(max_length), task, tuple(table.classes), len(table), table.pairs is not None
+    digest = hashlib.sha256(repr(made).encode())
     def add(text): # with its length, so that no two lists look alike
         raw = text.encode('utf-8', 'surrogatepass')
         digest.update(len(raw).to_bytes(8, 'little')); digest.update(raw)

@@ -57,12 +57,14 @@ def model_source(
     try:
         folder = Path(name).expanduser()
         looks_local = folder.exists() or name.startswith(('.', '~', os.sep)) or name.count('/') > 1
-    except (OSError, RuntimeError) as exc: raise InputError(f'{name[:60]}: no such model folder ({getattr(exc, "strerror", None) or exc})') from None # a name that is too long, or no home
+    except (OSError, RuntimeError) as exc: # a name that is too long, or no home
+        raise InputError(f'{name[:60]}: no such model folder ({getattr(exc, "strerror", None) or exc})') from None
     if not looks_local: return name
     if not folder.is_dir(): raise InputError(f'{name}: no such model folder')
     if not (folder / 'config.json').is_file(): raise InputError(f'{name}: holds no config.json, so it is no model folder of transformers')
     _check_config(name, folder / 'config.json')
-    if not weight_files(folder): raise InputError(f'{name}: holds no weights; expected .safetensors files or pytorch_model.bin (write them with save_pretrained)')
+    if not weight_files(folder):
+        raise InputError(f'{name}: holds no weights; expected .safetensors files or pytorch_model.bin of save_pretrained')
     return str(folder)
 
 def weight_files(folder: str | Path) -> list[Path]: # safetensors where there are any, else pickled ones
@@ -71,8 +73,10 @@ def weight_files(folder: str | Path) -> list[Path]: # safetensors where there ar
 
 def _check_config(name, path):
     try: found = json.loads(path.read_text('utf-8'))
-    except (OSError, ValueError, RecursionError) as exc: raise InputError(f'{name}: its config.json is not a valid JSON file ({_line(exc)})') from None
-    if not isinstance(found, dict): raise InputError(f'{name}: its config.json holds a {type(found).__name__}, expected an object with names and values; save the model again with save_pretrained')
+    except (OSError, ValueError, RecursionError) as exc:
+        raise InputError(f'{name}: its config.json is not a valid JSON file ({_line(exc)})') from None
+    if not isinstance(found, dict):
+        raise InputError(f'{name}: its config.json holds a {type(found).__name__}, expected an object; save the model again')
 
 # %% ../nbs/02b_engine.ipynb #42d46182
 @contextmanager
@@ -86,14 +90,16 @@ def quiet():
         logging.set_verbosity(level)
         if bar: logging.enable_progress_bar()
 
+# %% ../nbs/02b_engine.ipynb #0a669421
 @lru_cache(maxsize=1)
 def _hub_answers(minute, seconds=5.):
-    "Whether the hub can be reached, asked once a minute; in a thread, since the search for a host's address knows no time limit"
+    "Whether the hub can be reached, asked once a minute; in a thread, since the search for an address has no time limit"
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
     answers = []
     def ask():
-        with suppress(Exception): answers.append(get_session().head(constants.ENDPOINT, timeout=seconds).status_code < 500)
+        with suppress(Exception):
+            answers.append(get_session().head(constants.ENDPOINT, timeout=seconds).status_code < 500)
     thread = threading.Thread(target=ask, daemon=True)
     thread.start(); thread.join(seconds)
     return any(answers)
@@ -108,21 +114,22 @@ def _offline(on):
     finally: constants.HF_HUB_OFFLINE = was
 
 def _loaded(kind, name, source, what, **kwargs):
-    "What `kind.from_pretrained` gives: no code of the model's own runs, and where the hub does not answer only the cache is looked at"
+    "What `kind.from_pretrained` gives, without code of the model's own; where the hub does not answer, from the cache"
     from huggingface_hub import constants
-    os.environ.setdefault('DISABLE_SAFETENSORS_CONVERSION', '1') # transformers would have a service convert pickled weights on the hub
+    os.environ.setdefault('DISABLE_SAFETENSORS_CONVERSION', '1') # else a service is asked to convert pickles on the hub
     whole = Path(source).is_dir() and not (Path(source) / 'adapter_config.json').exists() # an adapter names its base
     silent = not whole and (constants.HF_HUB_OFFLINE or not _hub_answers(time.monotonic() // 60))
     try:
         with quiet(), _offline(whole or silent): return kind.from_pretrained(source, trust_remote_code=False, **kwargs)
-    except UnpicklingError: why = 'its weights are a pickle that holds more than tensors, or a damaged one; save them as safetensors'
+    except UnpicklingError: why = 'its weights are a pickle that holds more than tensors, or a damaged one; use safetensors'
     except Exception as exc: # whatever fails in reading what somebody else wrote
         if isinstance(exc, MemoryError) or is_out_of_memory(exc): raise
         reason = 'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else f'{constants.ENDPOINT} does not answer'
         why = f'{reason}, and the cache does not hold all of it' if silent and isinstance(exc, OSError) else _line(exc)
-        if 'trust_remote_code' in str(exc): why = 'it needs Python code of its own, which is not run; take a model of transformers itself'
+        if 'trust_remote_code' in str(exc): why = 'it needs Python code of its own, which is not run; take another model'
     raise InputError(f'{name}: no {what} could be loaded ({why})')
 
+# %% ../nbs/02b_engine.ipynb #804a7e77
 def load_tokenizer(
     name: str # see `model_source`
 ): # a fast tokenizer with a padding token
@@ -142,14 +149,18 @@ def _line(exc): return str(exc).strip().splitlines()[0][:160] if str(exc).strip(
 # %% ../nbs/02b_engine.ipynb #07f13acf
 def _with_character_map(tokenizer, source):
     "The tokenizer with the map of characters that its file has"
-    if not getattr(tokenizer, 'is_fast', False) or 'Precompiled' in repr(tokenizer.backend_tokenizer.normalizer): return tokenizer
+    if not getattr(tokenizer, 'is_fast', False): return tokenizer
+    if 'Precompiled' in repr(tokenizer.backend_tokenizer.normalizer): return tokenizer
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import cached_file
-    find = lambda name: name and cached_file(source, name, local_files_only=True, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
+    quietly = dict(_raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
+    find = lambda name: name and cached_file(source, name, local_files_only=True, **quietly)
     whole, pieces = (find(tokenizer.vocab_files_names.get(kind)) for kind in ('tokenizer_file', 'vocab_file'))
-    inner = _mapped_by_json(whole) if whole else _mapped_by_pieces(tokenizer, pieces) if str(pieces).endswith('.model') else None
+    if whole: inner = _mapped_by_json(whole)
+    else: inner = _mapped_by_pieces(tokenizer, pieces) if str(pieces).endswith('.model') else None
     if inner is None: return tokenizer
-    same = {n: getattr(tokenizer, n) for n in ('model_max_length', 'padding_side', 'truncation_side', 'model_input_names', 'clean_up_tokenization_spaces')}
+    settings = 'model_max_length', 'padding_side', 'truncation_side', 'model_input_names', 'clean_up_tokenization_spaces'
+    same = {n: getattr(tokenizer, n) for n in settings}
     return PreTrainedTokenizerFast(tokenizer_object=inner, **tokenizer.special_tokens_map, **same)
 
 def _mapped_by_json(path):
@@ -162,7 +173,8 @@ def _mapped_by_pieces(tokenizer, path):
     model, inner = import_protobuf().ModelProto(), tokenizer.backend_tokenizer
     model.ParseFromString(Path(path).read_bytes())
     if not (table := model.normalizer_spec.precompiled_charsmap): return None
-    inner.normalizer = normalizers.Sequence([normalizers.Precompiled(table), *([inner.normalizer] if inner.normalizer else [])])
+    others = [inner.normalizer] if inner.normalizer else []
+    inner.normalizer = normalizers.Sequence([normalizers.Precompiled(table), *others])
     return inner
 
 # %% ../nbs/02b_engine.ipynb #5eed0a18
@@ -514,7 +526,8 @@ def _update(self: Engine):
     self.skipped = False
     if scaler:
         scaler.step(self.optimizer)
-        self.skipped = any(v.item() for v in scaler._found_inf_per_device(self.optimizer).values()) # the one wait of a step in fp16: rate and average stand still with the weights
+        found = scaler._found_inf_per_device(self.optimizer).values()
+        self.skipped = any(v.item() for v in found) # waits for the device: rate and average stand still with the weights
         scaler.update()
     else: self.optimizer.step()
     if self.average is not None and not self.skipped: self._follow(self.ema)

@@ -382,16 +382,18 @@ def _check_head(model, store):
 
 @torch.no_grad()
 def _check_ahead(engine, store):
-    "Refuse a language model that sees the token that it is to predict: another last token must not change what comes out before it"
+    "Refuse a language model that sees what it is to predict: another last token must not change what comes before it"
     model, row = engine.model, store.tokens[:store.offsets[1]][:16].to(engine.device, torch.int64)
     rows, training = torch.stack([row, torch.cat([row[:-1], (row[-1:] + 1) % (row.max() + 1)])]), model.training
     model.eval()
     try:
-        with tf32_set(False): one, two = model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits[:, :-1].float()
+        with tf32_set(False): logits = model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
     finally: model.train(training)
+    one, two = logits[:, :-1].float()
     rounding = 1e-4 if next(model.parameters()).dtype in (torch.float32, torch.float64) else 3e-2
     if len(row) > 1 and ((one - two).abs().max() > rounding * one.abs().max()).item():
-        raise InputError(f'{type(model).__name__} sees the tokens after the one that it predicts, so its loss would say nothing; load it as a decoder (is_decoder=True) or take a causal model')
+        raise InputError(f'{type(model).__name__} sees the tokens after the one that it predicts, so its loss would say '
+                         'nothing; load it as a decoder (is_decoder=True) or take a causal model')
 
 def _positions(model):
     "Tokens for which there are places where a model learns one a position, beyond which a GPU fails for good; no limit elsewhere"
@@ -888,7 +890,9 @@ def _close_epoch(self: Trainer, valid, loss):
     self.meter.score = signed(c.metric, result.score) if math.isfinite(result.score) else None
     if self.loader is not None: self._measure_workers(rates[0])
     p.finished = not math.isfinite(loss) or bool(valid is not None and c.patience and p.since >= c.patience) or p.epoch == c.epochs
-    if p.finished and p.skipped: self.decide('updates', Choice(f'{p.done - p.skipped} of {p.done}', 'gradients were not finite in fp16 at the others; rate and average stood still there'))
+    if p.finished and p.skipped:
+        why = 'gradients were not finite in fp16 at the others; rate and average stood still there'
+        self.decide('updates', Choice(f'{p.done - p.skipped} of {p.done}', why))
     p.epoch, p.within, p.loss_sum, p.weight_sum, p.seconds, p.rows, p.tokens = p.epoch + 1, 0, 0., 0., 0., 0, 0
     self.meter.pause(time.perf_counter() - start)
     if math.isfinite(loss): self._save()
