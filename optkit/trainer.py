@@ -380,6 +380,7 @@ def _check_head(model, store):
     if largest >= known: raise InputError(f'the store holds the token {largest}, but {type(model).__name__} knows {known} tokens; take the tokenizer of this model')
     if (longest := int(store.lengths.max())) > (places := _positions(model)): raise InputError(f'a row has {longest} tokens, but {type(model).__name__} has {places} positions; tokenise with max_length={places}')
 
+# %% ../nbs/03_trainer.ipynb #a8fcc1eb
 @torch.no_grad()
 def _check_ahead(engine, store):
     "Refuse a language model that sees what it is to predict: another last token must not change what comes before it"
