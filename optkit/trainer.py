@@ -892,8 +892,7 @@ def _close_epoch(self: Trainer, valid, loss):
     if self.loader is not None: self._measure_workers(rates[0])
     p.finished = not math.isfinite(loss) or bool(valid is not None and c.patience and p.since >= c.patience) or p.epoch == c.epochs
     if p.finished and p.skipped:
-        why = 'gradients were not finite in fp16 at the others; rate and average stood still there'
-        self.decide('updates', Choice(f'{p.done - p.skipped} of {p.done}', why))
+        self.decide('updates', Choice(f'{p.done - p.skipped} of {p.done}', 'fp16: the others had gradients that are not finite'))
     p.epoch, p.within, p.loss_sum, p.weight_sum, p.seconds, p.rows, p.tokens = p.epoch + 1, 0, 0., 0., 0., 0, 0
     self.meter.pause(time.perf_counter() - start)
     if math.isfinite(loss): self._save()
