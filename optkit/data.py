@@ -554,18 +554,23 @@ def _cut(sides, max_length, left=False):
         if side is not None: seen[side] += 1
     return stay
 
-def _targets_of(out, n, ids, stay, labels, paired, task):
+def _words_of(out, n, words):
+    "The word of each token of the words joined by blanks; None for special tokens. A blank belongs to the word behind it."
+    ends = np.cumsum([len(w) + 1 for w in words]) - 1
+    found = np.searchsorted(ends, [begin for begin, _ in out['offset_mapping'][n]], side='right')
+    return [None if side is None else min(int(w), len(words) - 1) for w, side in zip(found, out.sequence_ids(n))]
+
+def _targets_of(out, n, ids, stay, labels, paired, words):
     "Targets of a row's tokens, in step with the logits: a class, or the token that comes next"
-    if task == 'tokens':
-        words = out.word_ids(n)
+    if words is not None:
         first = [w is not None and (p == 0 or words[p - 1] != w) for p, w in enumerate(words)]
         return [int(labels[words[p]]) if first[p] else IGNORED for p in stay]
     answer = next((p for p, side in enumerate(out.sequence_ids(n)) if side == 1), math.inf) if paired else 0 # where it begins: what stands before it is given
     return [ids[k + 1] if stay[k + 1] >= answer else IGNORED for k in range(len(stay) - 1)] + [IGNORED]
 
-def _lost(out, n, labels):
+def _lost(words, labels):
     "Labels of words for which the tokenizer has no token"
-    there = {*out.word_ids(n)}
+    there = {*words}
     return sum(label != IGNORED and word not in there for word, label in enumerate(labels))
 
 def _flat(rows, dtype): return np.fromiter(chain.from_iterable(rows), dtype, sum(map(len, rows)))
@@ -576,8 +581,10 @@ def _encode_all(table, tokenizer, max_length, progress, chunk=512):
     ids, types, targets, lengths, lost = [], [], [], [], 0
     texts, pairs, task, left = table.texts, table.pairs, table.task, tokenizer.truncation_side == 'left'
     for start in tqdm(range(0, len(texts), chunk), desc='tokenise', disable=not progress, leave=False):
-        part = slice(start, start + chunk)
-        out = tokenizer(texts[part], pairs[part] if pairs else None, return_attention_mask=False, truncation=False, verbose=False, is_split_into_words=task == 'tokens')
+        part, split = slice(start, start + chunk), task == 'tokens'
+        given = [' '.join(words) for words in texts[part]] if split else texts[part] # alone, words may lose their blanks
+        out = tokenizer(given, pairs[part] if pairs else None, return_attention_mask=False, truncation=False,
+                        verbose=False, return_offsets_mapping=split)
         rows, kinds, aims = out['input_ids'], out.get('token_type_ids'), []
         lengths += [len(r) for r in rows]
         for n, row in enumerate(rows):
@@ -585,8 +592,10 @@ def _encode_all(table, tokenizer, max_length, progress, chunk=512):
             if len(row) > max_length:
                 rows[n] = [row[k] for k in stay]
                 if kinds: kinds[n] = [kinds[n][k] for k in stay]
-            if task in ('tokens', 'causal'): aims.append(_targets_of(out, n, rows[n], stay, table.labels[start + n], bool(pairs), task))
-            if task == 'tokens': lost += _lost(out, n, table.labels[start + n])
+            words = _words_of(out, n, texts[start + n]) if split else None
+            if task in ('tokens', 'causal'):
+                aims.append(_targets_of(out, n, rows[n], stay, table.labels[start + n], bool(pairs), words))
+            if split: lost += _lost(words, table.labels[start + n])
         ids.append((_flat(rows, np.int32), [len(r) for r in rows]))
         if kinds: types.append(_flat(kinds, np.uint8))
         if aims: targets.append(_flat(aims, np.int32))
@@ -731,7 +740,9 @@ def store_key(
     table: Table, tokenizer, max_length: int # see `tokenise`
 ) -> str: # SHA-256, hexadecimal
     "A hash of everything that decides the content of a store"
-    digest = hashlib.sha256(repr((_FORMAT, operator.index(max_length), table.task, tuple(table.classes), len(table), table.pairs is not None)).encode())
+    task = 'tokens of a running text' if table.task == 'tokens' else table.task
+    made = _FORMAT, operator.index(max_length), task, tuple(table.classes), len(table), table.pairs is not None
+    digest = hashlib.sha256(repr(made).encode())
     def add(text): # with its length, so that no two lists look alike
         raw = text.encode('utf-8', 'surrogatepass')
         digest.update(len(raw).to_bytes(8, 'little')); digest.update(raw)

@@ -4,23 +4,23 @@
 
 # %% auto #0
 __all__ = ['DEMO_MODEL', 'DEMO_SHA256', 'OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'check_weights', 'demo_model_folder',
-           'model_source', 'quiet', 'load_tokenizer', 'seeded', 'choose_head', 'load_model', 'model_length',
-           'example_model', 'check_tokens', 'settle_config', 'choose_8bit', 'make_optimizer', 'choose_checkpointing',
-           'set_checkpointing', 'Engine', 'with_labels', 'step_weight', 'Packing', 'packing_problem', 'packing',
-           'attention_of', 'attentions_had', 'StepProbe', 'EvaluationProbe', 'PackProbe', 'plan_batch', 'plan_table',
-           'plan_tokens', 'plan_evaluation', 'plan_checkpointing', 'training_flops']
+           'model_source', 'weight_files', 'quiet', 'load_tokenizer', 'seeded', 'choose_head', 'load_model',
+           'model_length', 'example_model', 'check_tokens', 'settle_config', 'choose_8bit', 'make_optimizer',
+           'choose_checkpointing', 'set_checkpointing', 'Engine', 'with_labels', 'step_weight', 'Packing',
+           'packing_problem', 'packing', 'attention_of', 'attentions_had', 'StepProbe', 'EvaluationProbe', 'PackProbe',
+           'plan_batch', 'plan_table', 'plan_tokens', 'plan_evaluation', 'plan_checkpointing', 'training_flops']
 
 # %% ../nbs/02b_engine.ipynb #1858e8ed
-import copy, hashlib, importlib.util, inspect, os, weakref
-from contextlib import contextmanager, nullcontext
-from functools import partial
+import copy, hashlib, importlib.util, inspect, os, weakref, json, threading, time
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial, lru_cache
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from fastcore.basics import patch
 
 from .batch_finder import BatchPlan, MemoryProbe, find_batch_size, find_batch_table, find_max_tokens, is_out_of_memory, preserved
@@ -56,13 +56,29 @@ def model_source(
 ) -> str: # what `from_pretrained` takes
     "Resolve and check the model before anything is loaded. Raises `InputError` for a folder that holds no model."
     if name == DEMO_MODEL: return str(demo_model_folder())
-    folder = Path(name).expanduser()
-    looks_local = folder.exists() or name.startswith(('.', '~', os.sep)) or name.count('/') > 1
+    try:
+        folder = Path(name).expanduser()
+        looks_local = folder.exists() or name.startswith(('.', '~', os.sep)) or name.count('/') > 1
+    except (OSError, RuntimeError) as exc: # a name that is too long, or no home
+        raise InputError(f'{name[:60]}: no such model folder ({getattr(exc, "strerror", None) or exc})') from None
     if not looks_local: return name
     if not folder.is_dir(): raise InputError(f'{name}: no such model folder')
     if not (folder / 'config.json').is_file(): raise InputError(f'{name}: holds no config.json, so it is no model folder of transformers')
-    if not [*folder.glob('*.safetensors')]: raise InputError(f'{name}: holds no .safetensors file; only safetensors are loaded (convert with save_pretrained)')
+    _check_config(name, folder / 'config.json')
+    if not weight_files(folder):
+        raise InputError(f'{name}: holds no weights; expected .safetensors files or pytorch_model.bin of save_pretrained')
     return str(folder)
+
+def weight_files(folder: str | Path) -> list[Path]: # safetensors where there are any, else pickled ones
+    "The files that a model folder's weights are read from"
+    return sorted(Path(folder).glob('*.safetensors')) or sorted(Path(folder).glob('pytorch_model*.bin'))
+
+def _check_config(name, path):
+    try: found = json.loads(path.read_text('utf-8'))
+    except (OSError, ValueError, RecursionError) as exc:
+        raise InputError(f'{name}: its config.json is not a valid JSON file ({_line(exc)})') from None
+    if not isinstance(found, dict):
+        raise InputError(f'{name}: its config.json holds a {type(found).__name__}, expected an object; save the model again')
 
 # %% ../nbs/02b_engine.ipynb #42d46182
 @contextmanager
@@ -76,6 +92,46 @@ def quiet():
         logging.set_verbosity(level)
         if bar: logging.enable_progress_bar()
 
+# %% ../nbs/02b_engine.ipynb #0a669421
+@lru_cache(maxsize=1)
+def _hub_answers(minute, seconds=5.):
+    "Whether the hub can be reached, asked once a minute; in a thread, since the search for an address has no time limit"
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+    answers = []
+    def ask():
+        with suppress(Exception):
+            answers.append(get_session().head(constants.ENDPOINT, timeout=seconds).status_code < 500)
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start(); thread.join(seconds)
+    return any(answers)
+
+@contextmanager
+def _offline(on):
+    "No request to the hub inside; the argument `local_files_only` does not reach each of them"
+    from huggingface_hub import constants
+    was = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = was or on
+    try: yield
+    finally: constants.HF_HUB_OFFLINE = was
+
+def _loaded(kind, name, source, what, **kwargs):
+    "What `kind.from_pretrained` gives, without code of the model's own; where the hub does not answer, from the cache"
+    from huggingface_hub import constants
+    os.environ.setdefault('DISABLE_SAFETENSORS_CONVERSION', '1') # else a service is asked to convert pickles on the hub
+    whole = Path(source).is_dir() and not (Path(source) / 'adapter_config.json').exists() # an adapter names its base
+    silent = not whole and (constants.HF_HUB_OFFLINE or not _hub_answers(time.monotonic() // 60))
+    try:
+        with quiet(), _offline(whole or silent): return kind.from_pretrained(source, trust_remote_code=False, **kwargs)
+    except UnpicklingError: why = 'its weights are a pickle that holds more than tensors, or a damaged one; use safetensors'
+    except Exception as exc: # whatever fails in reading what somebody else wrote
+        if isinstance(exc, MemoryError) or is_out_of_memory(exc): raise
+        reason = 'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else f'{constants.ENDPOINT} does not answer'
+        why = f'{reason}, and the cache does not hold all of it' if silent and isinstance(exc, OSError) else _line(exc)
+        if 'trust_remote_code' in str(exc): why = 'it needs Python code of its own, which is not run; take another model'
+    raise InputError(f'{name}: no {what} could be loaded ({why})')
+
+# %% ../nbs/02b_engine.ipynb #804a7e77
 def load_tokenizer(
     name: str # see `model_source`
 ): # a fast tokenizer with a padding token
@@ -83,9 +139,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
     source = model_source(name)
     if Path(source).is_dir() and not any([*Path(source).glob(p)] for p in _VOCABULARIES): raise InputError(f'{name}: holds no tokenizer; save it there with tokenizer.save_pretrained')
-    try:
-        with quiet(): tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as exc: raise InputError(f'{name}: no tokenizer could be loaded ({_line(exc)})') from None
+    tokenizer = _with_character_map(_loaded(AutoTokenizer, name, source, 'tokenizer'), source)
     if tokenizer.pad_token is None: tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None: raise InputError(f'{name}: the tokenizer has neither a padding nor an end token; set its pad_token and save it again')
     return tokenizer
@@ -93,6 +147,37 @@ def load_tokenizer(
 _VOCABULARIES = ('tokenizer.json', 'vocab.*', 'merges.txt', '*.model', '*.tiktoken')
 
 def _line(exc): return str(exc).strip().splitlines()[0][:160] if str(exc).strip() else type(exc).__name__
+
+# %% ../nbs/02b_engine.ipynb #07f13acf
+def _with_character_map(tokenizer, source):
+    "The tokenizer with the map of characters that its file has"
+    if not getattr(tokenizer, 'is_fast', False): return tokenizer
+    if 'Precompiled' in repr(tokenizer.backend_tokenizer.normalizer): return tokenizer
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import cached_file
+    quietly = dict(_raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
+    find = lambda name: name and cached_file(source, name, local_files_only=True, **quietly)
+    whole, pieces = (find(tokenizer.vocab_files_names.get(kind)) for kind in ('tokenizer_file', 'vocab_file'))
+    if whole: inner = _mapped_by_json(whole)
+    else: inner = _mapped_by_pieces(tokenizer, pieces) if str(pieces).endswith('.model') else None
+    if inner is None: return tokenizer
+    settings = 'model_max_length', 'padding_side', 'truncation_side', 'model_input_names', 'clean_up_tokenization_spaces'
+    same = {n: getattr(tokenizer, n) for n in settings}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **tokenizer.special_tokens_map, **same)
+
+def _mapped_by_json(path):
+    from tokenizers import Tokenizer
+    return Tokenizer.from_file(path) if '"Precompiled"' in Path(path).read_text('utf-8') else None
+
+def _mapped_by_pieces(tokenizer, path):
+    from tokenizers import normalizers
+    from transformers.convert_slow_tokenizer import import_protobuf
+    model, inner = import_protobuf().ModelProto(), tokenizer.backend_tokenizer
+    model.ParseFromString(Path(path).read_bytes())
+    if not (table := model.normalizer_spec.precompiled_charsmap): return None
+    others = [inner.normalizer] if inner.normalizer else []
+    inner.normalizer = normalizers.Sequence([normalizers.Precompiled(table), *others])
+    return inner
 
 # %% ../nbs/02b_engine.ipynb #5eed0a18
 @contextmanager
@@ -163,12 +248,10 @@ def load_model(
     "A pretrained sequence classifier with a head for these classes. Raises `InputError` where there is none."
     from transformers import AutoConfig, AutoModelForSequenceClassification
     source = model_source(name)
-    with seeded(seed), quiet():
-        try:
-            moved = choose_head(classes, AutoConfig.from_pretrained(source).id2label).value
-            model = AutoModelForSequenceClassification.from_pretrained(source, **({} if moved else dict(num_labels=len(classes))),
-                use_safetensors=True, dtype=torch.float32, ignore_mismatched_sizes=True)
-        except (OSError, ValueError, KeyError, SafetensorError) as exc: raise InputError(f'{name}: no sequence classifier could be loaded ({_line(exc)})') from None
+    moved = choose_head(classes, _loaded(AutoConfig, name, source, 'sequence classifier').id2label).value
+    with seeded(seed):
+        model = _loaded(AutoModelForSequenceClassification, name, source, 'sequence classifier', weights_only=True,
+                        dtype=torch.float32, ignore_mismatched_sizes=True, **({} if moved else dict(num_labels=len(classes))))
         if moved: _move_head(model, moved)
     _name_outputs(model.config, classes)
     model.config.problem_type = 'single_label_classification' if len(classes) > 1 else None
@@ -336,6 +419,7 @@ class Engine:
         self.gradients_kept = False # outside the memory of those graphs
         self.kind, self.optimizer = optimizer, make_optimizer(self.model, optimizer, fused, self.device.type)
         self.scaler, self.best, self.grad_norm, self.updating = precision.make_scaler(), None, None, False
+        self.skipped = False # whether the scaler left out the last update, since gradients were not finite
         self.start, self.ema, self.checked = self._copy(), ema, weakref.WeakSet()
         self.average = None if ema is None else {k: v for k, v in self._copy().items() if k in dict(self._trained())}
         self.reset()
@@ -550,9 +634,14 @@ def _update(self: Engine):
     scaler = self.scaler if any(p.grad is not None for g in self.optimizer.param_groups for p in g['params']) else None # it refuses the step of a rank without rows
     if scaler: scaler.unscale_(self.optimizer)
     if self.max_grad_norm: self.grad_norm = torch.nn.utils.clip_grad_norm_([p for g in self.optimizer.param_groups for p in g['params']], self.max_grad_norm)
-    if scaler: scaler.step(self.optimizer); scaler.update()
+    self.skipped = False
+    if scaler:
+        scaler.step(self.optimizer)
+        found = scaler._found_inf_per_device(self.optimizer).values()
+        self.skipped = any(v.item() for v in found) # waits for the device: rate and average stand still with the weights
+        scaler.update()
     else: self.optimizer.step()
-    if self.average is not None: self._follow(self.ema)
+    if self.average is not None and not self.skipped: self._follow(self.ema)
     self._clear_gradients(self.zero_grad_none and not self.gradients_kept)
 
 @patch

@@ -132,8 +132,10 @@ def _flat(value): return value.tolist() if isinstance(value, (torch.Tensor, np.n
 
 def _class_of(model):
     "What the model is for: the end of its class's name, also under an adapter; else the whole name"
-    ends = 'ForSequenceClassification', 'ForTokenClassification', 'ForCausalLM'
-    return next((end for m in model.modules() for end in ends if type(m).__name__.endswith(end)), type(model).__name__)
+    kinds = 'ForSequenceClassification', 'ForTokenClassification', 'ForCausalLM'
+    ends = {k: k for k in kinds} | dict(LMHeadModel='ForCausalLM') # as in GPT2LMHeadModel
+    known = (k for m in model.modules() for end, k in ends.items() if type(m).__name__.endswith(end))
+    return next(known, type(model).__name__)
 
 def _task_of(model, label):
     name = _class_of(model)

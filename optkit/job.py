@@ -26,7 +26,7 @@ from .data import LAYOUT_LABELS, InputError, MicroBatch, read_table, tokenise
 from .fast import FastEngine, fast_problem, keep_compiled
 from optkit.engine import (
     DEMO_MODEL, attention_of, load_model, load_tokenizer, model_length, model_source, plan_batch, check_tokens,
-    ATTENTIONS, attentions_had
+    ATTENTIONS, attentions_had, weight_files
 )
 from .folds import check_folds, check_parts, hold_out, stratified_folds
 from .checkpoint import save_model
@@ -184,7 +184,7 @@ def fingerprint(
 ) -> dict: # plain values
     "What a study's results depend on"
     c, source = config, model_source(config.model)
-    weights = {p.name: _weights(p) for p in sorted(Path(source).glob('*.safetensors'))} if Path(source).is_dir() else {}
+    weights = {p.name: _weights(p) for p in weight_files(source)} if Path(source).is_dir() else {}
     sizes = dict(budget_s=c.budget_s, epochs=c.epochs, max_length=c.max_length, rows=c.rows, lr=c.lr, effective_batch=c.effective_batch, precision=precision)
     return dict(data=_sha256(c.data), text=c.text, pair=c.pair, label=c.label, group=c.group, model=c.model if c.model == DEMO_MODEL or not weights else Path(source).name,
                 weights=weights, folds=c.folds, metric=c.metric, strategy=c.strategy, layout=c.layout, seed=c.seed, space=list(c.space), drop_empty=c.drop_empty, **sizes, **({'train': list(c.train)} if c.train else {}))

@@ -38,7 +38,7 @@ from .fast import FastEngine
 from .hardware import Choice
 from .hf import left_out, rows_of, settings_of, store_of
 from .metrics import ALL_METRICS, METRICS, TASK_METRICS, check_metric, score, signed
-from .precision import choose_precision, held_format, text_config, set_attention
+from .precision import choose_precision, held_format, text_config, set_attention, tf32_set
 from .progress import Beside, Meter, Progress
 from .timing import write_json
 
@@ -277,7 +277,7 @@ def new_layers(
     return _topmost(model, names)
 
 # %% ../nbs/03_trainer.ipynb #3ec59f19
-_PEFT_TASKS = dict(ForSequenceClassification='SEQ_CLS', ForTokenClassification='TOKEN_CLS', ForCausalLM='CAUSAL_LM')
+_PEFT_TASKS = dict(ForSequenceClassification='SEQ_CLS', ForTokenClassification='TOKEN_CLS', ForCausalLM='CAUSAL_LM', LMHeadModel='CAUSAL_LM')
 
 def with_adapter(
     model, # of transformers
@@ -398,6 +398,7 @@ def check_run(
     if not any(p.requires_grad for p in engine.model.parameters()): raise InputError(f'no weight of {type(engine.model).__name__} trains, all are frozen; let some require gradients, or take an adapter')
     _check_head(engine.model, store)
     engine._check(store)
+    if store.task == 'causal': _check_ahead(engine, store)
     ranks = 1 if engine.ranks is None else torch.distributed.get_world_size(engine.ranks)
     if config.effective_batch < ranks: raise InputError(f'effective_batch is {config.effective_batch}, fewer than the {ranks} ranks that share a step')
     if config.layout == 'packed' and config.max_tokens and config.max_tokens < (longest := int(store.lengths[train].max())): raise InputError(f'max_tokens is {config.max_tokens}, but a row has {longest} tokens; raise it')
@@ -417,6 +418,22 @@ def _check_head(model, store):
         if (least := int(real.min().item())) < 0: raise InputError(f'the labels hold {least}, expected class numbers from 0 on' + (f' (or {IGNORED} for a token without one)' if store.targets is not None else ''))
     if found > head or store.task in ('regression', 'multilabel') and found != head:
         raise InputError(f'the labels need {found} outputs, but the head of {type(model).__name__} has {head}; load the model with num_labels={found}')
+
+# %% ../nbs/03_trainer.ipynb #a8fcc1eb
+@torch.no_grad()
+def _check_ahead(engine, store):
+    "Refuse a language model that sees what it is to predict: another last token must not change what comes before it"
+    model, row = engine.model, store.tokens[:store.offsets[1]][:16].to(engine.device, torch.int64)
+    rows, training = torch.stack([row, torch.cat([row[:-1], (row[-1:] + 1) % (row.max() + 1)])]), model.training
+    model.eval()
+    try:
+        with tf32_set(False): logits = model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
+    finally: model.train(training)
+    one, two = logits[:, :-1].float()
+    rounding = 1e-4 if next(model.parameters()).dtype in (torch.float32, torch.float64) else 3e-2
+    if len(row) > 1 and ((one - two).abs().max() > rounding * one.abs().max()).item():
+        raise InputError(f'{type(model).__name__} sees the tokens after the one that it predicts, so its loss would say '
+                         'nothing; load it as a decoder (is_decoder=True) or take a causal model')
 
 # %% ../nbs/03_trainer.ipynb #ba06a2df
 def balanced_weights(
@@ -542,6 +559,7 @@ class Position:
     epoch: int = 1
     within: int = 0 # steps of the epoch that are done
     done: int = 0 # steps that are done
+    skipped: int = 0 # of them, those whose update the scaler of fp16 left out
     loss_sum: float = 0. # of the epoch, times weight
     weight_sum: float = 0.
     seconds: float = 0. # of training in this epoch
@@ -687,7 +705,7 @@ def _train_epoch(self: Trainer, rows):
     while again:
         again = False
         for step in self._waited(self._plan(rows)):
-            self.engine.set_lr(self._lr(p.done))
+            self.engine.set_lr(self._lr(p.done - p.skipped))
             loss, count = self._step(step, seen)
             self._count(step.rows, count, loss)
             if len(self.pending) >= c.read_every: self._read()
@@ -724,7 +742,7 @@ def _asked(self: Trainer):
 def _count(self: Trainer, rows, micro, loss):
     p, lengths = self.position, self.store.lengths[rows]
     self.pending.append((p.done, rows, self.store.weight(rows), loss))
-    p.within += 1; p.done += 1; p.rows += len(rows); p.tokens += int(lengths.sum())
+    p.within += 1; p.done += 1; p.skipped += self.engine.skipped; p.rows += len(rows); p.tokens += int(lengths.sum())
     self.meter.count(len(rows), micro, int(lengths.sum()), float(self.flops[0] * lengths.sum() + self.flops[1] * (lengths.astype(float) ** 2).sum()))
     if self.bar is not None: self.bar.update(p.done - self.bar.n)
 
@@ -758,7 +776,7 @@ def _go_back(self: Trainer, broken):
     else: self.engine.load_state(state)
     set_random_state(random, self.engine.device)
     choice = steadier(self.config.lr * p.scale, p.total - p.done, why)
-    p.scale, (p.again_from, p.again), p.recovered, p.decisions = p.scale * choice.value[0], (p.done, choice.value[1]), True, now.decisions
+    p.scale, (p.again_from, p.again), p.recovered, p.decisions = p.scale * choice.value[0], (p.done - p.skipped, choice.value[1]), True, now.decisions
     p.physical, p.max_tokens, p.table, p.watch.recent, self.position, self.good = now.physical, now.max_tokens, now.table, [], p, None
     alone = self._not_finite(broken.rows)
     self.decide('loss', Choice(f'back to step {p.done}', choice.reason + (f'; rows {alone} give no number by themselves under that state' if alone else '')))
@@ -901,7 +919,7 @@ def _close_epoch(self: Trainer, valid, loss):
     "Evaluate, keep the best weights, decide whether it goes on, save"
     c, p = self.config, self.position
     seconds, start = max(p.seconds, 1e-9), time.perf_counter()
-    rates = p.rows / seconds, p.tokens / seconds, self._lr(max(0, p.done - 1))
+    rates = p.rows / seconds, p.tokens / seconds, self._lr(max(0, p.done - p.skipped - 1))
     result = Epoch(p.epoch, loss, math.nan, math.nan, {}, *rates) if valid is None else self._evaluate(valid, p.epoch, loss, *rates)
     p.since += 1
     if result.score > (-math.inf if p.best is None else p.best): p.best, p.since = result.score, 0; self.engine.keep_best()
@@ -909,6 +927,8 @@ def _close_epoch(self: Trainer, valid, loss):
     self.meter.score = signed(c.metric, result.score) if math.isfinite(result.score) else None
     if self.loader is not None: self._measure_workers(rates[0])
     p.finished = not math.isfinite(loss) or bool(valid is not None and c.patience and p.since >= c.patience) or p.epoch == c.epochs
+    if p.finished and p.skipped:
+        self.decide('updates', Choice(f'{p.done - p.skipped} of {p.done}', 'fp16: the others had gradients that are not finite'))
     p.epoch, p.within, p.loss_sum, p.weight_sum, p.seconds, p.rows, p.tokens = p.epoch + 1, 0, 0., 0., 0., 0, 0
     self.meter.pause(time.perf_counter() - start)
     if math.isfinite(loss): self._save()
@@ -976,7 +996,7 @@ def fit(self: Trainer,
     best = max(real, key=lambda e: e.score) if real else None
     self.engine.restore_best()
     self._engine_notes() # of the last evaluation too
-    result = FitResult(best.score if best else math.nan, best.epoch if best else 0, tuple(p.history), len(p.history) < c.epochs and not self.stopping, p.done, time.perf_counter() - start, c,
+    result = FitResult(best.score if best else math.nan, best.epoch if best else 0, tuple(p.history), len(p.history) < c.epochs and not self.stopping, p.done - p.skipped, time.perf_counter() - start, c,
                        tuple(p.decisions), self.stopping and not p.finished)
     if self.folder and not self.rank and p.finished:
         save_model(self.engine.model, self.folder / 'model', self.tokenizer, self.max_length)
