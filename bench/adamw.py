@@ -48,7 +48,8 @@ def captured(update, device):
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph): update()
-    return graph.replay
+    def replay(holds=update): graph.replay() # the graph reads memory of what `update` holds
+    return replay
 
 
 def update_of(name, model, device):
@@ -79,10 +80,10 @@ def main():
         model = model_of(shape, args.small)
         torch.manual_seed(0)
         gradients = [1e-3 * torch.randn_like(p).to(device) for p in model.parameters()]
-        updates, norms = {}, {}
+        updates, weights, norms = {}, {}, {}
         for name in ('torch', 'torch, grad_scale', 'flat'):
             update, params = update_of(name, model, device)
-            updates[name] = update
+            updates[name], weights[name] = update, params
             for _ in range(3):
                 torch._foreach_copy_([p.grad for p in params], gradients)
                 update()
