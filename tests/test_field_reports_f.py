@@ -8,14 +8,16 @@ import torch
 from scipy.stats import binom
 
 from optkit import attention
-from optkit.data import example_table, steps, tokenise, word_tokenizer
-from optkit.engine import Engine, example_model
+from optkit.data import LAYOUTS, example_table, steps, tokenise, word_tokenizer
+from optkit.engine import Engine, example_model, training_flops
 from optkit.fast import FastEngine
 from optkit.hardware import detect, hardware_with
 from optkit.job import Job, JobConfig, bootstrap_score
 from optkit.precision import choose_precision
+from optkit.progress import Meter
 from optkit.report import render
 from optkit.timing import read_json
+from optkit.trainer import TrainConfig, Trainer, make_engine
 
 torch.set_num_threads(1)
 HERE = detect() if torch.cuda.is_available() else hardware_with(None)
@@ -173,3 +175,29 @@ def test_field_the_final_interval_of_a_grouped_table_is_over_documents(tmp_path,
     assert all(len({*of[seen[0]['groups'] == g]}) == 1 for g in seen[0]['groups'])
     assert any(f'{len(held)} rows of {of.nunique()} groups' in line for line in said)
     assert f'held-out rows of {of.nunique()} groups, drawn whole for the interval' in render(tmp_path / 'run').read_text('utf-8')
+
+
+# --- rates: tokens that are no padding
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_field_rates_and_mfu_count_no_padding(layout, monkeypatch):
+    "Of a whole run: rows, tokens and FLOPs of the rows by themselves, whatever the layout computes beside them"
+    store, counted = tokenise(example_table(40), word_tokenizer(), 64, progress=False), []
+    monkeypatch.setattr(Meter, 'count', lambda self, *numbers: counted.append(numbers))
+    config = TrainConfig(epochs=2, effective_batch=8, physical_batch=3, layout=layout, precision='fp32')
+    engine, train = make_engine(example_model(dropout=0.), config, HERE), np.arange(30)
+    found = Trainer(engine, store, config).fit(train, np.arange(30, 40))
+    rows, _, tokens, flops = np.sum(counted, 0)
+    real = store.lengths[train]
+    assert (rows, tokens) == (60, 2 * real.sum()) and flops == pytest.approx(2 * training_flops(engine.model, real)) and len({*real}) > 3
+    for e in found.history: assert e.tokens_per_s / e.samples_per_s == pytest.approx(real.mean())
+
+
+def test_field_a_ladder_counts_padding_apart():
+    "Two steps of a second each, of which every row is padded to 64"
+    from optkit.ladder import _rates
+    store, model = tokenise(example_table(16), word_tokenizer(), 64, progress=False), example_model()
+    plan = list(steps(store, np.arange(16), 8, layout='full'))
+    found, real = _rates([1., 1.], [0, 1], plan, store, model, 1e9), store.lengths.sum()
+    assert found['mfu'] == pytest.approx(training_flops(model, store.lengths) / 2e9) and found['padded_tokens_per_s']['p50'] == 8 * 64
+    assert found['tokens_per_s']['p20'] + found['tokens_per_s']['p80'] == pytest.approx(real) and found['samples_per_s']['p50'] == 8
