@@ -792,6 +792,21 @@ def test_weights_are_windows_and_saved_as_before(tmp_path):
     assert float(engine.optimizer.param_groups[0]['params'][0].detach().flatten()[0]) == pytest.approx(float(flat[0]))
 
 
+def test_a_loaded_optimizer_goes_on_as_the_one_that_was_saved():
+    "torch's own door, with moments, count of updates and rate, in place; what was there before is gone"
+    saved, loaded = (Fast(example_model(dropout=0.), FP32) for _ in range(2))
+    plan = list(steps(STORE, np.arange(len(STORE)), 8, 1, 0, 'sorted', 4))
+    losses(loaded, lr=1e-2)
+    saved.reset(lr=3e-3)
+    for micro in plan[:3]: saved.step(STORE, micro)
+    places = [v.data_ptr() for s in loaded.optimizer.state.values() for v in s.values()]
+    loaded.model.load_state_dict(saved.model.state_dict())
+    loaded.optimizer.load_state_dict(copy.deepcopy(saved.optimizer.state_dict()))
+    assert [saved.step(STORE, m).item() for m in plan[3:]] == [loaded.step(STORE, m).item() for m in plan[3:]]
+    assert places == [v.data_ptr() for s in loaded.optimizer.state.values() for v in s.values()]
+    for (n, p), (_, q) in zip(saved.model.named_parameters(), loaded.model.named_parameters()): assert torch.equal(p, q), n
+
+
 @pytest.mark.parametrize('name', ['bert', 'deberta'])
 def test_evaluation_in_places(name):
     plain, fast = Engine(model_of(name), FP32), Fast(model_of(name), FP32, at_once=8)
