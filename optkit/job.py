@@ -706,9 +706,11 @@ def _do_final(self: Job):
 def _final(logits, labels, best, config, table, search, held):
     from sklearn.metrics import confusion_matrix
     found, metrics, n = logits.argmax(1), score(logits, labels), len(table.classes)
-    counts, groups = np.bincount(table.labels[search], minlength=n), None if table.groups is None else table.groups[held]
+    counts = np.bincount(table.labels[search], minlength=n)
+    groups = None if table.groups is None else table.groups[held]
     return dict(params=best['params'], metric=config.metric, score=metrics[config.metric], confidence=.95,
-        interval=bootstrap_score(logits, labels, config.metric, groups=groups), groups=None if groups is None else len(np.unique(groups)),
+        interval=bootstrap_score(logits, labels, config.metric, groups=groups),
+        groups=None if groups is None else len(np.unique(groups)),
         accuracy=metrics['accuracy'], metrics=metrics, majority_accuracy=float((labels == int(counts.argmax())).float().mean()), rows=len(labels),
         confusion=confusion_matrix(labels, found, labels=range(n)).tolist(), labels=list(table.classes), cv_score=best['value'],
         trial=best['number'], epochs=config.epochs)

@@ -192,9 +192,13 @@ def test_both_ways_end_to_end_drop_at_the_rate_of_the_module(monkeypatch, traini
     seen = []
     without_a_gpu(monkeypatch)
     for name, kernel, place in (('_flash', plain_flash, 5), ('_flash_back', plain_flash_back, 8)):
-        monkeypatch.setattr(attention, name, lambda *args, kernel=kernel, place=place, name=name: (seen.append((name, args[place])), kernel(*args))[1])
-    bert = tf.BertModel(tf.BertConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, vocab_size=9, attention_probs_dropout_prob=.3)).train(training)
-    module = bert.encoder.layer[0].attention.self
+        def looked_at(*args, kernel=kernel, place=place, name=name):
+            seen.append((name, args[place]))
+            return kernel(*args)
+        monkeypatch.setattr(attention, name, looked_at)
+    config = tf.BertConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, vocab_size=9,
+                           attention_probs_dropout_prob=.3)
+    module = tf.BertModel(config).train(training).encoder.layer[0].attention.self
     places, tokens = _places_of(module, [20, 11], ((2, 32),), 'cpu', whole=True)
     module.places, module.__class__ = places, attention.in_places(type(module), 'bert')
     places.use()

@@ -1,4 +1,4 @@
-"What users of other tools reported, item 19: faults that a test must be able to see, each against the value written out by hand"
+"What users of other tools reported, item 19: faults that a test must be able to see, each against a value made by hand"
 import math
 
 import numpy as np
@@ -36,8 +36,10 @@ def bert_attention(dropout):
 
 def deberta_attention(dropout, positions=0.):
     from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Config, DisentangledSelfAttention
-    return DisentangledSelfAttention(DebertaV2Config(hidden_size=32, num_attention_heads=2, hidden_dropout_prob=positions, attention_probs_dropout_prob=dropout, max_position_embeddings=96,
-                                                     max_relative_positions=-1, relative_attention=True, position_buckets=16, pos_att_type=['p2c', 'c2p'], share_att_key=True))
+    return DisentangledSelfAttention(DebertaV2Config(
+        hidden_size=32, num_attention_heads=2, hidden_dropout_prob=positions, attention_probs_dropout_prob=dropout,
+        max_position_embeddings=96, max_relative_positions=-1, relative_attention=True, position_buckets=16,
+        pos_att_type=['p2c', 'c2p'], share_att_key=True))
 
 
 def in_places(module, own, lengths=(30, 28, 14, 9)):
@@ -47,7 +49,8 @@ def in_places(module, own, lengths=(30, 28, 14, 9)):
     places, tokens = attention._places_of(module, lengths, ((2, 32), (2, 16)), DEVICE)
     if own:
         masks = [m[:, None, None].expand(-1, 1, m.shape[1], -1) for m in places.masks]
-        distances = [build_relative_position(t, t, 16, 96) if kind == 'deberta' else None for t in (torch.zeros(l, 1, device=DEVICE) for _, l in places.slots)]
+        empty = [torch.zeros(l, 1, device=DEVICE) for _, l in places.slots]
+        distances = [build_relative_position(t, t, 16, 96) if kind == 'deberta' else None for t in empty]
         places.own = [(m, d, None) for m, d in zip(masks, distances)]
     table = dict(rel_embeddings=torch.randn(2 * module.pos_ebd_size, 32, device=DEVICE)) if kind == 'deberta' else {}
     module.__dict__.update(places=places, stand=attention.stand_in(module) if own else None)
@@ -60,7 +63,7 @@ def in_places(module, own, lengths=(30, 28, 14, 9)):
 @pytest.mark.parametrize('own', [False, True], ids=['optkit', 'transformers'])
 @pytest.mark.parametrize('kind', [bert_attention, deberta_attention])
 def test_field_attention_dropout_keeps_the_mean(kind, own, dropout):
-    "Where all values are 1, so is each output: exactly in evaluation, on average in training, with the spread that the rate gives"
+    "Where all values are 1, so is each output: exact in evaluation, on average in training, with the rate's spread"
     torch.manual_seed(0)
     module = kind(dropout)
     value = getattr(module, 'value', None) or module.value_proj
@@ -91,7 +94,7 @@ def test_field_dropout_of_positions_is_there_in_training(rate):
 # --- updates: AdamW by hand
 
 def by_hand(weights, grads, rates, decay, betas, eps, most):
-    "Weights after updates with these gradients: matrices decay, biases and norms do not; gradients are cut by the norm of all of them"
+    "Weights after updates with these gradients: matrices decay, biases and norms do not; all gradients are clipped together"
     weights, first, second = {n: w.double() for n, w in weights.items()}, {}, {}
     for t, (found, lr) in enumerate(zip(grads, rates), 1):
         norm = torch.sqrt(sum((g.double() ** 2).sum() for g in found.values()))
@@ -107,11 +110,15 @@ def by_hand(weights, grads, rates, decay, betas, eps, most):
 def llama():
     from transformers import LlamaConfig, LlamaForSequenceClassification
     torch.manual_seed(0)
-    return LlamaForSequenceClassification(LlamaConfig(vocab_size=204, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, intermediate_size=64, pad_token_id=0, num_labels=2))
+    return LlamaForSequenceClassification(LlamaConfig(vocab_size=204, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+                                                      num_key_value_heads=1, intermediate_size=64, pad_token_id=0, num_labels=2))
 
 
-@pytest.mark.parametrize('settings', [dict(), dict(weight_decay=.9), dict(weight_decay=0.), dict(max_grad_norm=0.), dict(max_grad_norm=.05, betas=(.6, .95), eps=1e-2, weight_decay=.3)], ids=str)
-@pytest.mark.parametrize('make', [Engine, lambda m, p: Engine(m, p, fused=False), lambda m, p: FastEngine(m, p, layers=False)], ids=['fused', 'foreach', 'fast'])
+ENGINES = dict(fused=Engine, foreach=lambda m, p: Engine(m, p, fused=False), fast=lambda m, p: FastEngine(m, p, layers=False))
+
+@pytest.mark.parametrize('settings', [dict(), dict(weight_decay=.9), dict(weight_decay=0.), dict(max_grad_norm=0.),
+                                      dict(max_grad_norm=.05, betas=(.6, .95), eps=1e-2, weight_decay=.3)], ids=str)
+@pytest.mark.parametrize('make', ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize('model', [lambda: example_model(dropout=0.), llama], ids=['bert', 'llama'])
 def test_field_biases_and_norms_do_not_decay(model, make, settings):
     "Three updates at large rates, every weight against AdamW written out; what the engine was built with counts too"
@@ -130,8 +137,8 @@ def test_field_biases_and_norms_do_not_decay(model, make, settings):
     want = by_hand(before, grads, rates, c['weight_decay'], c['betas'], c['eps'], c['max_grad_norm'])
     assert {p.ndim for p in before.values()} == {1, 2} and len(grads) == 3
     for n, p in engine.model.named_parameters():
-        sure = torch.stack([g[n].abs() for g in grads]).amin(0) > 1e-6 # of the others rounding decides, where eps is small
-        torch.testing.assert_close(p.detach().double()[sure], want[n][sure], rtol=1e-3, atol=1e-4, msg=lambda m: f'{n}: {m}')
+        sure = torch.stack([g[n].abs() for g in grads]).amin(0) > 1e-6 # of the others rounding decides
+        assert ((p.double() - want[n]).abs() < 1e-4 + 1e-3 * want[n].abs())[sure].all(), n
 
 
 # --- intervals
@@ -149,7 +156,7 @@ def test_field_the_interval_is_of_the_level_that_it_says(confidence):
 
 
 def test_field_the_interval_draws_whole_documents():
-    "Five rows a document, right or wrong together: 40 answers, not 200; rows that are documents of their own as without groups"
+    "Five rows a document, right or wrong together: 40 answers, not 200; one row a document as without groups"
     right, rows = np.repeat(np.arange(40) < 32, 5), np.random.default_rng(0).permutation(200)
     logits, labels = answers(right[rows])
     found = bootstrap_score(logits, labels, 'accuracy', 2000, groups=np.repeat(np.arange(40), 5)[rows])
@@ -164,9 +171,11 @@ def test_field_the_final_interval_of_a_grouped_table_is_over_documents(tmp_path,
     import optkit.job
     from made_up import model_and_pairs
     folder, seen = model_and_pairs(tmp_path, 100, g=[f'document {n // 4}' for n in range(100)]), []
-    monkeypatch.setattr(optkit.job, 'bootstrap_score', lambda *a, **k: (seen.append(k), bootstrap_score(*a, 20, **k))[1])
-    config = JobConfig(data=str(folder / 'data.csv'), text='a', pair='b', label='y', group='g', model=str(folder / 'model'), out=str(tmp_path / 'run'), trials=2, epochs=1, space=('lr=1e-4..1e-3:log',),
-                       precision='fp32', ladder=False, confirm=0, save_model=False)
+    looked_at = lambda *a, **k: (seen.append(k), bootstrap_score(*a, 20, **k))[1]
+    monkeypatch.setattr(optkit.job, 'bootstrap_score', looked_at)
+    config = JobConfig(data=str(folder / 'data.csv'), text='a', pair='b', label='y', group='g', model=str(folder / 'model'),
+                       out=str(tmp_path / 'run'), trials=2, epochs=1, space=('lr=1e-4..1e-3:log',), precision='fp32',
+                       ladder=False, confirm=0, save_model=False)
     said = []
     Job(config, progress=False, say=said.append, command='test').run()
     held, final = read_json(tmp_path / 'run' / 'data.json')['heldout'], read_json(tmp_path / 'run' / 'final.json')
@@ -174,7 +183,8 @@ def test_field_the_final_interval_of_a_grouped_table_is_over_documents(tmp_path,
     assert len(seen) == 1 and len(seen[0]['groups']) == len(held) and final['groups'] == of.nunique() < len(held)
     assert all(len({*of[seen[0]['groups'] == g]}) == 1 for g in seen[0]['groups'])
     assert any(f'{len(held)} rows of {of.nunique()} groups' in line for line in said)
-    assert f'held-out rows of {of.nunique()} groups, drawn whole for the interval' in render(tmp_path / 'run').read_text('utf-8')
+    page = render(tmp_path / 'run').read_text('utf-8')
+    assert f'held-out rows of {of.nunique()} groups, drawn whole for the interval' in page
 
 
 # --- rates: tokens that are no padding
@@ -189,7 +199,8 @@ def test_field_rates_and_mfu_count_no_padding(layout, monkeypatch):
     found = Trainer(engine, store, config).fit(train, np.arange(30, 40))
     rows, _, tokens, flops = np.sum(counted, 0)
     real = store.lengths[train]
-    assert (rows, tokens) == (60, 2 * real.sum()) and flops == pytest.approx(2 * training_flops(engine.model, real)) and len({*real}) > 3
+    assert (rows, tokens) == (60, 2 * real.sum()) and len({*real}) > 3
+    assert flops == pytest.approx(2 * training_flops(engine.model, real))
     for e in found.history: assert e.tokens_per_s / e.samples_per_s == pytest.approx(real.mean())
 
 
@@ -199,5 +210,6 @@ def test_field_a_ladder_counts_padding_apart():
     store, model = tokenise(example_table(16), word_tokenizer(), 64, progress=False), example_model()
     plan = list(steps(store, np.arange(16), 8, layout='full'))
     found, real = _rates([1., 1.], [0, 1], plan, store, model, 1e9), store.lengths.sum()
-    assert found['mfu'] == pytest.approx(training_flops(model, store.lengths) / 2e9) and found['padded_tokens_per_s']['p50'] == 8 * 64
-    assert found['tokens_per_s']['p20'] + found['tokens_per_s']['p80'] == pytest.approx(real) and found['samples_per_s']['p50'] == 8
+    assert found['mfu'] == pytest.approx(training_flops(model, store.lengths) / 2e9)
+    assert found['padded_tokens_per_s']['p50'] == 8 * 64 and found['samples_per_s']['p50'] == 8
+    assert found['tokens_per_s']['p20'] + found['tokens_per_s']['p80'] == pytest.approx(real)

@@ -244,7 +244,8 @@ def test_the_bootstrap_is_of_the_level_that_it_says(monkeypatch):
     reached = binom.sf(50, 101, ranks / 101) # chance that the median of a resample is at most the value of that rank
     for confidence in (.99, .9):
         found, alpha = median_ratio(ranks, confidence, resamples=20000), 1 - confidence
-        assert (found.low, found.high) == pytest.approx([np.searchsorted(reached, q) + 1 for q in (alpha / 2, 1 - alpha / 2)], abs=1)
+        ends = [np.searchsorted(reached, q) + 1 for q in (alpha / 2, 1 - alpha / 2)]
+        assert (found.low, found.high) == pytest.approx(ends, abs=1)
 
 
 def test_order_statistics():
