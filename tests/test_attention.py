@@ -196,8 +196,8 @@ def test_both_ways_end_to_end_drop_at_the_rate_of_the_module(monkeypatch, traini
             seen.append((name, args[place]))
             return kernel(*args)
         monkeypatch.setattr(attention, name, looked_at)
-    config = tf.BertConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, vocab_size=9,
-                           attention_probs_dropout_prob=.3)
+    config = tf.BertConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12,
+                           vocab_size=9, attention_probs_dropout_prob=.3)
     module = tf.BertModel(config).train(training).encoder.layer[0].attention.self
     places, tokens = _places_of(module, [20, 11], ((2, 32),), 'cpu', whole=True)
     module.places, module.__class__ = places, attention.in_places(type(module), 'bert')

@@ -81,8 +81,8 @@ def close(a, b, tolerance):
 
 
 def apart(a, b):
-    """Most that a weight of each tensor differs, but for those that rounding moves: AdamW divides a gradient by its own size,
-    and that of a key's bias is nothing but rounding"""
+    """Most that a weight of each tensor differs, but for those that rounding moves: AdamW divides a gradient by its own
+    size, and that of a key's bias is nothing but rounding"""
     names = [n for n, _ in example_model(3).named_parameters()]
     sure = [g.abs() > 1e-7 for g in b[1]]
     compared = [s.any() or n.endswith('key.bias') for n, s in zip(names, sure, strict=True)]

@@ -94,7 +94,7 @@ def test_field_dropout_of_positions_is_there_in_training(rate):
 # --- updates: AdamW by hand
 
 def by_hand(weights, grads, rates, decay, betas, eps, most):
-    "Weights after updates with these gradients: matrices decay, biases and norms do not; all gradients are clipped together"
+    "Weights after updates with these gradients: matrices decay, biases and norms do not; the norm is of all gradients"
     weights, first, second = {n: w.double() for n, w in weights.items()}, {}, {}
     for t, (found, lr) in enumerate(zip(grads, rates), 1):
         norm = torch.sqrt(sum((g.double() ** 2).sum() for g in found.values()))
@@ -110,11 +110,13 @@ def by_hand(weights, grads, rates, decay, betas, eps, most):
 def llama():
     from transformers import LlamaConfig, LlamaForSequenceClassification
     torch.manual_seed(0)
-    return LlamaForSequenceClassification(LlamaConfig(vocab_size=204, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-                                                      num_key_value_heads=1, intermediate_size=64, pad_token_id=0, num_labels=2))
+    return LlamaForSequenceClassification(LlamaConfig(
+        vocab_size=204, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=64, pad_token_id=0, num_labels=2))
 
 
-ENGINES = dict(fused=Engine, foreach=lambda m, p: Engine(m, p, fused=False), fast=lambda m, p: FastEngine(m, p, layers=False))
+ENGINES = dict(fused=Engine, foreach=lambda m, p: Engine(m, p, fused=False),
+               fast=lambda m, p: FastEngine(m, p, layers=False))
 
 @pytest.mark.parametrize('settings', [dict(), dict(weight_decay=.9), dict(weight_decay=0.), dict(max_grad_norm=0.),
                                       dict(max_grad_norm=.05, betas=(.6, .95), eps=1e-2, weight_decay=.3)], ids=str)
@@ -173,8 +175,8 @@ def test_field_the_final_interval_of_a_grouped_table_is_over_documents(tmp_path,
     folder, seen = model_and_pairs(tmp_path, 100, g=[f'document {n // 4}' for n in range(100)]), []
     looked_at = lambda *a, **k: (seen.append(k), bootstrap_score(*a, 20, **k))[1]
     monkeypatch.setattr(optkit.job, 'bootstrap_score', looked_at)
-    config = JobConfig(data=str(folder / 'data.csv'), text='a', pair='b', label='y', group='g', model=str(folder / 'model'),
-                       out=str(tmp_path / 'run'), trials=2, epochs=1, space=('lr=1e-4..1e-3:log',), precision='fp32',
+    config = JobConfig(data=str(folder / 'data.csv'), text='a', pair='b', label='y', group='g',
+                       model=str(folder / 'model'), out=str(tmp_path / 'run'), trials=2, epochs=1, space=('lr=1e-4..1e-3:log',), precision='fp32',
                        ladder=False, confirm=0, save_model=False)
     said = []
     Job(config, progress=False, say=said.append, command='test').run()

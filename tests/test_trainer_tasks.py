@@ -101,7 +101,7 @@ def our_run(task, store, c, train, valid=None, **kwargs):
 
 
 def far(engine, model):
-    "Most that a weight of any tensor differs, but for those whose gradient may be nothing but rounding: AdamW moves them too"
+    "Most that a weight of any tensor differs, but for those whose gradient may be mere rounding: AdamW moves them too"
     own, sure = dict(engine.model.named_parameters()), {n: p.least > 1e-6 for n, p in model.named_parameters()}
     left_out = [n for n, s in sure.items() if not s.any()]
     assert all(any(part in n for part in ('.query.', '.key.', 'embed')) for n in left_out), left_out
