@@ -686,11 +686,15 @@ def _ladder_seconds(self: Job, reserve=40.): # what is left of the budget makes 
 def bootstrap_score(
     logits: torch.Tensor, labels: torch.Tensor, # float [rows, classes], int [rows]; on the CPU
     metric: str, # one of `trainer.METRICS`
-    repeats: int = 1000, confidence: float = .95, seed: int = 0
+    repeats: int = 1000, confidence: float = .95, seed: int = 0,
+    groups: np.ndarray | None = None # group of each row; rows of a group are drawn together
 ) -> tuple[float, float]: # low, high
-    "Percentile interval of a metric over resampled rows"
-    rng, n = np.random.default_rng(seed), len(labels)
-    draws = [score(logits[rows], labels[rows], (metric,))[metric] for rows in rng.integers(n, size=(repeats, n))]
+    "Percentile interval of a metric over resampled rows, or over resampled groups"
+    rng, of = np.random.default_rng(seed), np.arange(len(labels)) if groups is None else np.asarray(groups)
+    counts = np.unique(of, return_counts=True)[1]
+    parts, n = np.split(np.argsort(of, kind='stable'), np.cumsum(counts)[:-1]), len(counts)
+    drawn = (np.concatenate([parts[p] for p in picked]) for picked in rng.integers(n, size=(repeats, n)))
+    draws = [score(logits[rows], labels[rows], (metric,))[metric] for rows in drawn]
     return tuple(np.nanquantile(draws, [.5 - confidence / 2, .5 + confidence / 2]).tolist())
 
 # %% ../nbs/04b_job.ipynb #fd54fd11
@@ -709,17 +713,21 @@ def _do_final(self: Job):
     held = np.array(self._data['heldout'])
     logits, labels = self.engine.predict(store, held).cpu(), store.labels.cpu()[held]
     if self.config.save_model: self._save()
-    final = _final(logits, labels, best, config, self.table, search) | dict(fresh_score=next(r['fresh'] for r in again['rows'] if r['number'] == winner) if again else None)
-    self.say(f"held out: {config.metric} {final['score']:.4f} [{final['interval'][0]:.4f}, {final['interval'][1]:.4f}] on {len(held)} rows that the search never saw; "
+    final = _final(logits, labels, best, config, self.table, search, held) | dict(fresh_score=next(r['fresh'] for r in again['rows'] if r['number'] == winner) if again else None)
+    of = f" of {final['groups']} groups" if final['groups'] else ''
+    self.say(f"held out: {config.metric} {final['score']:.4f} [{final['interval'][0]:.4f}, {final['interval'][1]:.4f}] on {len(held)} rows{of} that the search never saw; "
              f"accuracy {final['accuracy']:.4f}, always the commonest label {final['majority_accuracy']:.4f}"
              + (f"; trial {winner} had {best['value']:.4f} in the search and {math.nan if final['fresh_score'] is None else final['fresh_score']:.4f} on new folds" if again else ''))
     return final
 
-def _final(logits, labels, best, config, table, search):
+def _final(logits, labels, best, config, table, search, held):
     from sklearn.metrics import confusion_matrix
     found, metrics, n = logits.argmax(1), score(logits, labels), len(table.classes)
     counts = np.bincount(table.labels[search], minlength=n)
-    return dict(params=best['params'], metric=config.metric, score=metrics[config.metric], interval=bootstrap_score(logits, labels, config.metric), confidence=.95,
+    groups = None if table.groups is None else table.groups[held]
+    return dict(params=best['params'], metric=config.metric, score=metrics[config.metric], confidence=.95,
+        interval=bootstrap_score(logits, labels, config.metric, groups=groups),
+        groups=None if groups is None else len(np.unique(groups)),
         accuracy=metrics['accuracy'], metrics=metrics, majority_accuracy=float((labels == int(counts.argmax())).float().mean()), rows=len(labels),
         confusion=confusion_matrix(labels, found, labels=range(n)).tolist(), labels=list(table.classes), cv_score=best['value'],
         trial=best['number'], epochs=config.epochs)

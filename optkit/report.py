@@ -448,7 +448,8 @@ def _final_words(final, best=None):
     metric, score, ends, majority = final.get('metric') or 'score', final.get('score'), final.get('interval') or [None, None], final.get('majority_accuracy')
     level = f"{final['confidence']:.0%} interval" if _finite(final.get('confidence')) else 'interval'
     within = f' ({level} {_score(ends[0])} to {_score(ends[1])})' if all(map(_finite, ends)) else ''
-    words = f"{'The best trial' if best is None else f'The best trial, number {best},'} was trained again and reaches {metric} {_score(score)}{within} on {_number(final.get('rows'))} held-out rows, which the search never saw."
+    of = f" of {_number(final['groups'])} groups, drawn whole for the interval" if final.get('groups') else ''
+    words = f"{'The best trial' if best is None else f'The best trial, number {best},'} was trained again and reaches {metric} {_score(score)}{within} on {_number(final.get('rows'))} held-out rows{of}, which the search never saw."
     if not _finite(majority): return words
     words += f' Always answering the most frequent label would reach accuracy {_score(majority)} on them.'
     if metric != 'accuracy': return words + f" The trial's accuracy is {_score(final.get('accuracy'))}."

@@ -186,6 +186,26 @@ def test_rows_end_to_end_are_those_in_places(monkeypatch, lengths):
     for a, b in zip(*found): assert (a is b is None) or torch.allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize('training', [True, False])
+def test_both_ways_end_to_end_drop_at_the_rate_of_the_module(monkeypatch, training):
+    "The kernel itself needs a GPU: what it is asked for is looked at"
+    seen = []
+    without_a_gpu(monkeypatch)
+    for name, kernel, place in (('_flash', plain_flash, 5), ('_flash_back', plain_flash_back, 8)):
+        def looked_at(*args, kernel=kernel, place=place, name=name):
+            seen.append((name, args[place]))
+            return kernel(*args)
+        monkeypatch.setattr(attention, name, looked_at)
+    config = tf.BertConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12,
+                           vocab_size=9, attention_probs_dropout_prob=.3)
+    module = tf.BertModel(config).train(training).encoder.layer[0].attention.self
+    places, tokens = _places_of(module, [20, 11], ((2, 32),), 'cpu', whole=True)
+    module.places, module.__class__ = places, attention.in_places(type(module), 'bert')
+    places.use()
+    module(torch.randn(1, tokens, 12, requires_grad=True))[0].sum().backward()
+    assert seen == [('_flash', .3 * training), ('_flash_back', .3 * training)]
+
+
 def tensors_in(value):
     if isinstance(value, torch.Tensor): yield value
     elif isinstance(value, Places): yield from tensors_in(list(vars(value).values()))

@@ -89,3 +89,12 @@ def test_rows_without_frames_swap_no_token_with_their_neighbours():
     for epoch in range(1, 6):
         made = augmented(store, np.arange(10), .9, 'swap', 0, epoch).tokens.numpy()
         assert all(sorted(made[a:b]) == [*range(a, b)] for a, b in zip(offsets, offsets[1:]))
+
+
+@pytest.mark.parametrize('by', AUGMENTS)
+@pytest.mark.parametrize('share', [.05, .1])
+def test_as_many_tokens_change_as_the_share_says(by, share):
+    "Of 20,000 different tokens in a row; a swap moves two, and a few overlap"
+    tokens = np.arange(20_000, dtype=np.int32)
+    found = noised(tokens, np.zeros(20_000, dtype=bool), share, by, np.random.default_rng(0))
+    assert .85 * share < (found != tokens).mean() < 1.1 * share

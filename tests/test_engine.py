@@ -80,6 +80,16 @@ def close(a, b, tolerance):
     return losses < tolerance and grads < tolerance and len(a[0]) == len(b[0])
 
 
+def apart(a, b):
+    """Most that a weight of each tensor differs, but for those that rounding moves: AdamW divides a gradient by its own
+    size, and that of a key's bias is nothing but rounding"""
+    names = [n for n, _ in example_model(3).named_parameters()]
+    sure = [g.abs() > 1e-7 for g in b[1]]
+    compared = [s.any() or n.endswith('key.bias') for n, s in zip(names, sure, strict=True)]
+    assert all(compared), 'each tensor is compared'
+    return max((x - y).abs()[s].max().item() for x, y, s in zip(a[2], b[2], sure) if s.any())
+
+
 @pytest.mark.parametrize('physical', [None, 16, 7, 5, 3, 1])
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_gradients_and_weights_are_those_of_a_plain_loop(store, layout, physical):
@@ -87,9 +97,7 @@ def test_gradients_and_weights_are_those_of_a_plain_loop(store, layout, physical
     plain = plain_loop(store, plain_order(np.arange(60), 5, 2), 16, 4)
     found = ours(store, layout, physical, 16, 4)
     assert close(found, plain, 1e-5)
-    # AdamW divides a gradient by its own size: rounding moves a weight whose gradient is nearly 0, but not many
-    differences = torch.cat([(a - b).abs().flatten() for a, b in zip(found[2], plain[2])])
-    assert differences.quantile(.99) < 1e-5 and differences.max() <= 4 * 1e-3
+    assert apart(found, plain) < 3e-6
 
 
 @pytest.mark.parametrize('settings', [dict(clip=0.), dict(clip=.05), dict(smoothing=.2), dict(weight_decay=.5), dict(lr=1e-2), dict(fused=False)], ids=str)
@@ -97,9 +105,9 @@ def test_every_setting_does_what_it_does_in_a_plain_loop(store, settings):
     names = dict(clip='max_grad_norm', smoothing='label_smoothing')
     plain, default = (plain_loop(store, plain_order(np.arange(60), 5, 2), 16, 3, **s) for s in (settings, dict(clip=.05) if settings == dict(clip=0.) else {}))
     found = ours(store, 'sorted', 5, 16, 3, **{names.get(k, k): v for k, v in settings.items()})
-    weights = lambda a, b: torch.cat([(x - y).abs().flatten() for x, y in zip(a[2], b[2])]).quantile(.99)
-    assert close(found, plain, 1e-5) and weights(found, plain) < 2e-5
-    if settings != dict(fused=False): assert weights(default, plain) > 1e-5 or not close(default, plain, 1e-4), 'the setting changed nothing'
+    assert close(found, plain, 1e-5) and apart(found, plain) < 3e-6 * settings.get('lr', 1e-3) / 1e-3
+    changed = apart(default, plain) > 1e-5 or not close(default, plain, 1e-4)
+    assert changed or settings == dict(fused=False), 'the setting changed nothing'
 
 
 def test_lengths_3_50_7_120_accumulate_to_one_batch():  # huggingface/transformers#34242

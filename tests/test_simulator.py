@@ -192,6 +192,14 @@ def test_the_interval_covers():
     assert .82 < inside / 200 < .96
 
 
+@pytest.mark.parametrize('confidence', [.9, .6])
+def test_the_interval_is_of_the_level_that_it_says(confidence):
+    "A share of 0.8 of 200: the ends are quantiles of a binomial distribution"
+    from scipy.stats import binom
+    ends = [(1 - confidence) / 2, (1 + confidence) / 2]
+    assert interval(np.arange(200) < 160, confidence, 20000) == pytest.approx(binom.ppf(ends, 200, .8) / 200, abs=.0051)
+
+
 # --- what would it have cost me?
 
 def recorded(n=50, seed=0):

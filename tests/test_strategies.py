@@ -229,6 +229,49 @@ def test_hyperband_lets_the_first_trials_run_and_waits_for_patience():
     assert Hyperband(patience=3).within(worse, past, shape).stop and not Hyperband(patience=3).within(rising, past, shape).stop and Hyperband().within(rising, past, shape).stop
 
 
+@pytest.mark.parametrize('rule', [Asha(eta=3, low=1), Hyperband()], ids=['asha', 'hyperband'])
+def test_a_rung_compares_with_what_others_had_there(rule):
+    "Not with where they ended, nor with their last value before it, nor with those that never came so far"
+    shape = Shape(2, 30, 40)
+    numbers = iter(n for n in range(999) if rule.name == 'asha' or rule.bracket(n, shape) == 0)
+    past, course = History(), Course(next(numbers))
+    for curve in ([.1, .3, .2, .4, .9, .9], [.1, .2, .2, .95], [.99], [.1, .1, .25, .3]):
+        past.add(Course(next(numbers), [curve]), False)
+    for own, stops in ((.26, True), (.31, False)): # the best of the three that came to epoch 3 had .3
+        course.curves = [[.1, own, .1]]
+        verdict = rule.within(course, past, shape)
+        assert verdict.stop == stops and verdict.reason.startswith(f'rank {1 + stops} of 4 after 3 epochs'), verdict
+
+
+def test_a_bracket_is_compared_with_itself():
+    rule, shape = Hyperband(), Shape(2, 30, 40)
+    of = lambda bracket, start: next(n for n in range(start, 9999) if rule.bracket(n, shape) == bracket)
+    past, course = History(), Course(of(0, 0), comparable=True)
+    past.add(Course(of(1, 0), [[.9] * 9]), False)
+    course.curves = [[.1] * 3]
+    assert not rule.within(course, past, shape).stop
+    past.add(Course(of(0, 50), [[.9] * 9]), False)
+    assert rule.within(course, past, shape).stop
+
+
+@pytest.mark.parametrize('best, epochs', [(1, 3), (3, 6), (4, 7), (20, 27), (30, 30)])
+def test_later_folds_run_a_quarter_longer_than_the_first_needed(best, epochs):
+    "1.25 times the best epoch and 5% of 30 epochs, rounded up; not more than a fold"
+    course = Course(0, [np.where(np.arange(1, 31) == best, .9, .5)])
+    assert Racing().limit(course, Shape(5, 30, 100)) == epochs == min(30, math.ceil(1.25 * best + 1.5))
+
+
+@pytest.mark.parametrize('patience, stops', [(None, True), (3, True), (4, True), (5, False)])
+def test_patience_counts_the_epochs_after_the_best_one(patience, stops):
+    "Nine epochs, the fifth is the best: four without a better value"
+    shape, rule, past = Shape(2, 30, 40), Hyperband(patience=patience), History()
+    number, other = [n for n in range(200) if rule.bracket(n, shape) == 0][:2]
+    past.add(Course(other, [[.9] * 9]), False)
+    course = Course(number)
+    course.curves = [[.1, .1, .1, .1, .5, .2, .2, .2, .2]]
+    assert rule.within(course, past, shape).stop == stops
+
+
 @pytest.mark.parametrize('name', ['asha', 'hyperband', 'reports'])
 def test_halving_needs_the_epochs(name):
     with pytest.raises(InputError, match=f"strategy '{name}' needs epochs"): as_strategy(name).check(Shape(5, None, 10))

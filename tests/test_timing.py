@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import optkit.timing
 from optkit.hardware import hardware_with, known_gpu
 from optkit.timing import (Reading, Record, SimulatedClock, Usage, Variant, Watch, commit, compare, disturbance, kernel_use, load_records, looks, measure_usage,
                            median_ratio, mfu, order, provenance, ratio_between, read_json, record, save_records, settled, sign_rank, write_json)
@@ -233,6 +234,18 @@ def test_the_interval_holds_for_skewed_noise(n):
     wanted = min(.95, 1 - 2. ** (1 - n))
     hits = np.mean([median_ratio(np.exp(random.exponential(size=n)), .95, resamples=500).covers(2) for _ in range(400)])  # median of exp(Exp(1)) is 2
     assert hits >= wanted - .03
+
+
+def test_the_bootstrap_is_of_the_level_that_it_says(monkeypatch):
+    "Without its floor, against the distribution of the median of a resample; the floor hides a wrong one"
+    from scipy.stats import binom
+    monkeypatch.setattr(optkit.timing, 'sign_rank', lambda n, alpha: (n + 1) // 2)
+    ranks = np.arange(1, 102)
+    reached = binom.sf(50, 101, ranks / 101) # chance that the median of a resample is at most the value of that rank
+    for confidence in (.99, .9):
+        found, alpha = median_ratio(ranks, confidence, resamples=20000), 1 - confidence
+        ends = [np.searchsorted(reached, q) + 1 for q in (alpha / 2, 1 - alpha / 2)]
+        assert (found.low, found.high) == pytest.approx(ends, abs=1)
 
 
 def test_order_statistics():
