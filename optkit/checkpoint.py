@@ -80,7 +80,10 @@ def _settle(part, ready):
     old = ready.with_name(f'.old-{ready.name}')
     shutil.rmtree(old, ignore_errors=True)
     if ready.exists(): os.replace(ready, old)
-    os.replace(part, ready)
+    try: os.replace(part, ready)
+    except OSError:
+        if old.exists(): os.replace(old, ready)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 def mend(
@@ -109,8 +112,9 @@ def save_model(
             model.save_pretrained(part)
             if tokenizer is not None: tokenizer.save_pretrained(part)
         _settle(part, folder)
-    except (OSError, SafetensorError) as exc:
-        raise InputError(f'{folder}: the model could not be saved ({_why(exc)})') from None
+    except Exception as exc:
+        if not (isinstance(exc, (OSError, SafetensorError)) or type(exc) is Exception): raise # the last is what tokenizers raises where its file cannot be written
+        raise InputError(f'{folder}: the model could not be saved ({_why(exc)})' + ('; the one that is there stays' if folder.exists() else '')) from None
     finally: shutil.rmtree(part, ignore_errors=True)
 
 def _why(exc): return (str(exc).strip() or type(exc).__name__).splitlines()[0][:160]
@@ -175,6 +179,6 @@ def read_checkpoint(
         files = _held(path / 'model')
         for name in about['in_model']:
             with safe_open(files[name][0], 'pt') as f: found[f'model.{name}'] = f.get_tensor(name)
-    except (OSError, SafetensorError, ValueError, KeyError) as exc:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as exc:
         raise InputError(f'{path}: this checkpoint cannot be read ({_why(exc)}); remove the folder to go on from the one before') from None
     return found, about

@@ -135,7 +135,8 @@ def add_readings(
     "Add readings; after a resume those of the last start count"
     for line in lines:
         try: now = json.loads(line)
-        except ValueError: continue # half a line: a kill, or it is being written
+        except (ValueError, RecursionError): continue # half a line: a kill, or it is being written
+        if not isinstance(now, dict) or not isinstance(now.get('step', 0), int): continue
         while found and found[-1].get('step', 0) >= now.get('step', 0): found.pop()
         found.append(now)
     return found

@@ -56,9 +56,11 @@ def write_json(path,  # folders that are missing are made
 
 
 def read_json(path):
-    "What `write_json` wrote; `ValueError` that names the file if it is no JSON"
+    "What `write_json` wrote; `InputError` that names the file if it is no JSON"
     try: return json.loads(Path(path).read_text('utf-8'))
-    except ValueError as error: raise ValueError(f'{path} is not valid JSON ({error}): delete it or restore it') from None
+    except (ValueError, RecursionError) as error: # also of brackets within brackets
+        from optkit.data import InputError # whose module needs this one
+        raise InputError(f'{path} is not valid JSON ({str(error).splitlines()[0][:120]}): delete it or restore it') from None
 
 # %% ../nbs/00a_timing.ipynb #b87907a8
 def commit(folder='.'):
