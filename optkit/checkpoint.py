@@ -114,7 +114,7 @@ def save_model(
         _settle(part, folder)
     except Exception as exc:
         if not (isinstance(exc, (OSError, SafetensorError)) or type(exc) is Exception): raise # the last is what tokenizers raises where its file cannot be written
-        raise InputError(f'{folder}: the model could not be saved ({_why(exc)})' + ('; the one that is there stays' if folder.exists() else '')) from None
+        raise InputError(f'{folder}: the model could not be saved ({_why(exc)})' + ('; the one that is there stays' if folder.is_dir() else '')) from None
     finally: shutil.rmtree(part, ignore_errors=True)
 
 def _why(exc): return (str(exc).strip() or type(exc).__name__).splitlines()[0][:160]

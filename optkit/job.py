@@ -355,12 +355,14 @@ def _read(self: Job, path):
     if not isinstance(value, list if path.stem == 'decisions' else dict) or not _rows_with(rows, _ROWS.get(path.stem, ())):
         raise InputError(f'{path}: cannot be read; delete it, and its stage is done again')
     lacks = [name for name, kind in _HOLDS.get(path.stem, {}).items() if name not in value or not isinstance(value[name], kind)]
+    lacks += [name for name, kind in _MAY_HOLD.get(path.stem, {}).items() if not isinstance(value.get(name), kind)]
     if lacks: raise InputError(f'{path}: holds no {lacks[0]} that can be used, so it is damaged or of another version of optkit; delete it, and its stage is done again')
     return value
 
 _ROWS = dict(decisions=('what',), study=('number', 'state', 'value', 'params'))
 _HOLDS = dict(speed=dict(speeds=dict), plan={f.name: {float: Real}.get(f.type, f.type) for f in fields(JobPlan)}, data=dict(search=list, heldout=list), batch=dict(physical=int),
               study=dict(best=int | None), confirm=dict(winner=int | None, rows=list), timings=dict(stages=dict, total=Real)) # what later stages read
+_MAY_HOLD = dict(batch=dict(max_tokens=int | None, table=list | None, eval_batch=int | None))
 
 def _rows_with(rows, names): return isinstance(rows, list) and all(isinstance(r, dict) and {*names} <= r.keys() for r in rows)
 
