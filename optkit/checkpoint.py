@@ -113,8 +113,10 @@ def save_model(
             if tokenizer is not None: tokenizer.save_pretrained(part)
         _settle(part, folder)
     except Exception as exc:
-        if not (isinstance(exc, (OSError, SafetensorError)) or type(exc) is Exception): raise # the last is what tokenizers raises where its file cannot be written
-        raise InputError(f'{folder}: the model could not be saved ({_why(exc)})' + ('; the one that is there stays' if folder.is_dir() else '')) from None
+        # tokenizers raises no more than an Exception where its file cannot be written
+        if not (isinstance(exc, (OSError, SafetensorError)) or type(exc) is Exception): raise
+        stays = '; the one that is there stays' if folder.is_dir() else ''
+        raise InputError(f'{folder}: the model could not be saved ({_why(exc)}){stays}') from None
     finally: shutil.rmtree(part, ignore_errors=True)
 
 def _why(exc): return (str(exc).strip() or type(exc).__name__).splitlines()[0][:160]

@@ -57,7 +57,8 @@ class _LogFile(logging.FileHandler):
     full = False
     def handleError(self, record):
         if not isinstance(exc := sys.exc_info()[1], OSError): return super().handleError(record)
-        if not self.full: print(f'--log-file {self.baseFilename}: takes no more words ({exc.strerror})', file=sys.stderr)
+        said = f'--log-file {self.baseFilename}: takes no more words ({exc.strerror})'
+        if not self.full: print(said, file=sys.stderr)
         self.full = True
     def close(self):
         with contextlib.suppress(OSError): super().close() # what could not be written before cannot be written now
@@ -401,9 +402,11 @@ def do_worker(terminal, run, gpu):
     path = Path(run) / 'run.json'
     if not path.is_file(): raise InputError(f'{run}: holds no run.json, so there is no study to work on; start one with optkit tune')
     known, found = {f.name for f in fields(JobConfig)}, read_json(path)
-    if not isinstance(found, dict) or not isinstance(found.get('settings') or {}, dict): raise InputError(f'{path}: cannot be read; start `optkit tune` with another folder')
-    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in (found.get('settings') or {}).items() if k in known}
-    if not {'data', 'text', 'label'} <= settings.keys() or found.get('kind') == 'train': raise InputError(f'{run}: is a single training, which has no study')
+    if not isinstance(found, dict) or not isinstance(held := found.get('settings') or {}, dict):
+        raise InputError(f'{path}: cannot be read; start `optkit tune` with another folder')
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in held.items() if k in known}
+    if not {'data', 'text', 'label'} <= settings.keys() or found.get('kind') == 'train':
+        raise InputError(f'{run}: is a single training, which has no study')
     study = Job(JobConfig(**settings | dict(out=str(run))), progress=not terminal.quiet).work()
     best = best_complete(study)
     count = sum(ended(t) is not None for t in study.get_trials(deepcopy=False))

@@ -863,7 +863,8 @@ def keep_compiled(
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir # which torch itself puts into the variables
     home, own = os.path.abspath(folder), default_cache_dir()
     wanted = dict(TORCHINDUCTOR_CACHE_DIR=os.path.join(home, 'inductor'), TRITON_CACHE_DIR=os.path.join(home, 'triton'))
-    if shlex.quote(home) != home: wanted = dict(TORCHINDUCTOR_CACHE_DIR=own, TRITON_CACHE_DIR=os.path.join(own, 'triton'))
+    if shlex.quote(home) != home:
+        wanted = dict(TORCHINDUCTOR_CACHE_DIR=own, TRITON_CACHE_DIR=os.path.join(own, 'triton'))
     for name, path in wanted.items():
         if (now := os.environ.get(name, own)).startswith(own) or now == _KEPT_IN.get(name):
             os.makedirs(path, exist_ok=True)

@@ -159,7 +159,7 @@ def ended(trial: FrozenTrial) -> str | None: # 'complete', 'stopped', 'failed'; 
     "How a trial ended"
     return trial.user_attrs.get('ended') if trial.state.is_finished() and not trial.user_attrs.get('interrupted') else None
 
-def value_kind(trial: FrozenTrial) -> str: # 'measured', 'predicted', 'last value' (of a trial that gave up), '' (there is none)
+def value_kind(trial: FrozenTrial) -> str: # 'measured', 'predicted', 'last value' (of one given up), '' (there is none)
     "What a trial's value is: the mean over all folds, a prediction of it, or what its last epoch gave"
     if trial.values is None: return ''
     if trial.state == TrialState.COMPLETE: return 'predicted' if ended(trial) == 'stopped' else 'measured'
@@ -356,7 +356,8 @@ def _check_same(plan, study):
         if (made := tuple(d.name.lower() for d in study.directions)) != plan.directions: raise InputError(f"study {plan.name!r} was made to {' and '.join(made)}, the search is to {' and '.join(plan.directions)}; make it with the same direction, or use another name")
         return
     if (made := found.get('format')) != FORMAT:
-        raise OtherStudy(f'study {plan.name!r} was made by another version of optkit or by something else (its format is {made}, expected {FORMAT})')
+        other = f'(its format is {made}, expected {FORMAT})'
+        raise OtherStudy(f'study {plan.name!r} was made by another version of optkit or by something else {other}')
     said = _difference(found.pop('space', {}), wanted.pop('space'), 'space: ')
     for part in ('data',): said += _difference(found.pop(part, {}), wanted.pop(part), '')
     said += [f'{k} was {found.get(k)}, now {wanted[k]}' for k in ('folds', 'epochs', 'directions') if found.get(k) != wanted[k]]
@@ -501,13 +502,14 @@ class _Misfit(optuna.TrialPruned): "Parameters from the queue that the space doe
 
 @patch
 def drawn(self: Search, trial: Trial) -> dict:
-    "The parameters of a trial. Raises `TrialPruned` where the space refuses them, or does not hold what waited in the queue."
+    "The parameters of a trial. Raises `TrialPruned` where the space refuses them, or does not hold what was queued."
     queued, space, exc = trial._fixed_params, self.plan.space, None
     if space.fixed and (said := _misfit(queued, space.fixed)): raise _Misfit(f'from the queue: {said}')
     try:
         with stored_at_once(trial, self.looked): params = space.suggest(trial)
     except (ValueError, TypeError) as raised: exc = raised
-    known = ({n: json_to_distribution(d) for n, d in space.known.items()} if exc else {}) | trial.distributions # ranges may depend on the trial
+    known = {n: json_to_distribution(d) for n, d in space.known.items()} if exc else {}
+    known |= trial.distributions # ranges may depend on the trial
     said = _misfit({n: v for n, v in queued.items() if n in known}, known)
     if exc and not said and (not queued or 'resumed_from' in trial.user_attrs): raise exc # no fault of the queue
     if exc or said: raise _Misfit(f'from the queue: {said or exc}') from exc
@@ -853,7 +855,7 @@ def tell(self: Search, run: Running, verdict, build: float):
     self.told(trial, predicted) # no better than the best that was known when it began, nor than one that another process found since
 
 @patch
-def fail(self: Search, run: Running, reason: str, constraint: str | None, amount: float = 0., state: TrialState | None = None):
+def fail(self: Search, run: Running, reason: str, constraint: str | None, amount: float = 0., state=None):
     "The trial has no value; its parameters are infeasible"
     self._end(run, 'failed', reason, 0.)
     if constraint: run.trial.set_constraint(constraint, float(amount))
@@ -866,11 +868,13 @@ def refuse(self: Search, run: Running, exc: optuna.TrialPruned):
     "As in `study.optimize`: the space, or the runner, raised it for parameters that it does not want"
     said, queued = (str(exc).splitlines() or ['TrialPruned'])[0][:200], isinstance(exc, _Misfit)
     if queued: self.say(f'trial {run.trial.number} failed, {said}')
-    self.fail(run, said, None, state=TrialState.FAIL if queued else None) # a sampler must not learn a space without the parameter
+    # a sampler must not learn a space without the parameter
+    self.fail(run, said, None, state=TrialState.FAIL if queued else None)
 
 @patch
 def _end(self: Search, run, how, reason, build, predicted=None):
-    said = (dict(reason=reason) if how != 'complete' and reason else {}) | ({} if predicted is None else dict(predicted=predicted))
+    said = dict(reason=reason) if how != 'complete' and reason else {}
+    if predicted is not None: said['predicted'] = predicted
     if how == 'stopped': said['stopped_after'] = run.course.done - (len(run.course.curves) == run.course.done) # index of the last fold that ran
     self.write(run, **said, spent=dict(run.bill(), **({'build': build} if build else {})), ended=how)
     self.current = None

@@ -227,9 +227,13 @@ def check_folder(
     if not (folder / 'run.json').is_file():
         if any(p.name != '.lock' for p in folder.iterdir()): raise InputError(f'{folder}: holds files but no run.json, so it is no run folder; use --out with an empty or new one')
         return False
-    try: run = read_json(folder / 'run.json'); found, version = dict(run['fingerprint']), run.get('version', RUN_VERSION)
+    try:
+        run = read_json(folder / 'run.json')
+        found, version = dict(run['fingerprint']), run.get('version', RUN_VERSION)
     except (ValueError, KeyError, TypeError): raise InputError(f'{folder}/run.json: cannot be read; use --out with another folder') from None
-    if version != RUN_VERSION: raise InputError(f'{folder}: was made by another version of optkit (its version is {version!r}, expected {RUN_VERSION}); use --out with another folder')
+    if version != RUN_VERSION:
+        made = f'was made by another version of optkit (its version is {version!r}, expected {RUN_VERSION})'
+        raise InputError(f'{folder}: {made}; use --out with another folder')
     differ = [k for k in dict.fromkeys([*wanted, 'train']) if found.get(k) != wanted.get(k)]
     if differ: raise InputError(f"{folder}: belongs to another study ({', '.join(_differs(k, found.get(k), wanted.get(k)) for k in differ[:3])}); use --out with another folder")
     return True
@@ -354,17 +358,25 @@ def _read(self: Job, path):
     rows = {'decisions': value, 'study': value.get('trials') if isinstance(value, dict) else None}.get(path.stem, [])
     if not isinstance(value, list if path.stem == 'decisions' else dict) or not _rows_with(rows, _ROWS.get(path.stem, ())):
         raise InputError(f'{path}: cannot be read; delete it, and its stage is done again')
-    lacks = [name for name, kind in _HOLDS.get(path.stem, {}).items() if name not in value or not isinstance(value[name], kind)]
-    lacks += [name for name, kind in _MAY_HOLD.get(path.stem, {}).items() if not isinstance(value.get(name), kind)]
-    if lacks: raise InputError(f'{path}: holds no {lacks[0]} that can be used, so it is damaged or of another version of optkit; delete it, and its stage is done again')
+    if lacks := _lacks(value, path.stem):
+        raise InputError(f'{path}: holds no {lacks[0]} that can be used, so it is damaged or of another version of optkit; '
+                         'delete it, and its stage is done again')
     return value
 
+def _lacks(value, stage):
+    "Names that later stages read and that are not there as they must be"
+    there = lambda name, kind: name in value and isinstance(value[name], kind)
+    return [*(name for name, kind in _HOLDS.get(stage, {}).items() if not there(name, kind)),
+            *(name for name, kind in _MAY_HOLD.get(stage, {}).items() if not isinstance(value.get(name), kind))]
+
 _ROWS = dict(decisions=('what',), study=('number', 'state', 'value', 'params'))
-_HOLDS = dict(speed=dict(speeds=dict), plan={f.name: {float: Real}.get(f.type, f.type) for f in fields(JobPlan)}, data=dict(search=list, heldout=list), batch=dict(physical=int),
-              study=dict(best=int | None), confirm=dict(winner=int | None, rows=list), timings=dict(stages=dict, total=Real)) # what later stages read
+_HOLDS = dict(speed=dict(speeds=dict), plan={f.name: {float: Real}.get(f.type, f.type) for f in fields(JobPlan)},
+              data=dict(search=list, heldout=list), batch=dict(physical=int), study=dict(best=int | None),
+              confirm=dict(winner=int | None, rows=list), timings=dict(stages=dict, total=Real)) # what later stages read
 _MAY_HOLD = dict(batch=dict(max_tokens=int | None, table=list | None, eval_batch=int | None))
 
-def _rows_with(rows, names): return isinstance(rows, list) and all(isinstance(r, dict) and {*names} <= r.keys() for r in rows)
+def _rows_with(rows, names):
+    return isinstance(rows, list) and all(isinstance(r, dict) and {*names} <= r.keys() for r in rows)
 
 @patch
 def path(self: Job, stage): return self.folder / f'{stage}.json'
@@ -584,7 +596,8 @@ def _search(self: Job, on_trial=None): # run trials of the study until enough ha
         if c.layout != 'packed': runner.physical_batch = self._batch['physical'] # out of memory: the same trial with less
         try: study = tune(runner, self.space, self._trials(), folds=c.folds, epochs=most, strategy=as_strategy(c.strategy), storage=storage, name='optkit', seed=c.seed, progress=self.progress, say=self.say,
                     first=[self._first()], identity=dict(rows=self._rows_digest()), on_epoch=on_epoch, on_trial=on_trial)
-        except OtherStudy as exc: raise InputError(f'{self.folder}/study.db: {exc.said}; use --out with another folder') from None
+        except OtherStudy as exc:
+            raise InputError(f'{self.folder}/study.db: {exc.said}; use --out with another folder') from None
     if sum(ended(t) is not None for t in study.get_trials(deepcopy=False)) < self._trials(): raise KeyboardInterrupt # a stop was asked for
     return study
 

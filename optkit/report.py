@@ -347,12 +347,13 @@ def _value(trial):
     scores = [o for o in trial.get('fold_scores') or [] if _finite(o)]
     return trial['value'] if _finite(trial.get('value')) else sum(scores)/len(scores) if scores else None
 
-_STOPPED = {'predicted mean': 'v', 'last value': '<', 'mean of its folds': '>'} # what the value of a stopped trial may be, and its mark
+_STOPPED = {'predicted mean': 'v', 'last value': '<', 'mean of its folds': '>'} # value of a stopped trial: its mark
 
 def _kind(trial):
-    "What the value of a trial is that did not run all folds; earlier versions did not record it, and stopped with a prediction"
+    "What the value of a trial is that did not run all folds"
     if not _finite(trial.get('value')): return 'mean of its folds' if _value(trial) is not None else ''
-    return {'predicted': 'predicted mean', None: 'predicted mean' if _state(trial) == 'PRUNED' else ''}.get(trial.get('value_kind'), 'last value')
+    earlier = 'predicted mean' if _state(trial) == 'PRUNED' else '' # versions that did not record it
+    return {'predicted': 'predicted mean', None: earlier}.get(trial.get('value_kind'), 'last value')
 
 def _lower_is_better(study):
     "Whether a study minimises: by its `direction`, else by its metric's name"
@@ -754,9 +755,9 @@ def _study_section(run):
     if not study.get('trials'): return [_note('The study has no trial yet.')]
     blocks = [_text(_study_words(study))]
     if not any(_state(o) == 'COMPLETE' for o in study['trials']): blocks.append(_note('No trial went through all of its folds yet, so there is no best trial.'))
-    caption = 'A stopped trial is shown at the mean over all folds that was predicted when it was stopped, which nobody measured.'
+    caption = 'A stopped trial is shown at the predicted mean over all folds, which nobody measured.'
     if {_kind(o) for o in study['trials'] if _state(o) == 'PRUNED'} - {'predicted mean', ''}:
-        caption = 'What the value of a stopped trial is stands in the legend and the table; only trials that ran all folds have a measured mean.'
+        caption = 'Only trials that ran all folds have a measured mean; legend and table say what the other values are.'
     return blocks + [_drawing(study_figure(study, where), 'study', caption), _trials_table(study)]
 
 # %% ../nbs/05_report.ipynb #08320bb8

@@ -78,7 +78,8 @@ def _relational(url, path=None):
 
 def _why_closed(said): # by a database or the system
     "Why a study's file cannot be opened, and what to do"
-    if 'is full' in said or 'No space' in said: return f'no room is left on the disk ({said}); make room, or use another place'
+    if 'is full' in said or 'No space' in said:
+        return f'no room is left on the disk ({said}); make room, or use another place'
     if 'disk I/O error' in said: return f'the disk does not take it ({said}); is there room, and may the file grow?'
     return f'cannot be opened, is damaged, or belongs to another version of Optuna ({said}); use another place'
 
@@ -203,8 +204,10 @@ def study_problems(file):
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as exc:
         said = str(getattr(exc.__cause__ or exc, 'orig', exc))
-        if 'no such table' in said or 'readonly' in said and os.access(Path(file).parent, os.W_OK): raise InputError(f'{file}: holds no study yet; look again in a moment') from None # its tables are being made
-        raise InputError(f'{file}: is held by another process; look again in a moment' if 'locked' in said else f'{file}: cannot be read as a study ({said.splitlines()[0][:120]}){_killed(file)}') from None
+        if 'no such table' in said or 'readonly' in said and os.access(Path(file).parent, os.W_OK): # being made
+            raise InputError(f'{file}: holds no study yet; look again in a moment') from None
+        if 'locked' in said: raise InputError(f'{file}: is held by another process; look again in a moment') from None
+        raise InputError(f'{file}: cannot be read as a study ({said.splitlines()[0][:120]}){_killed(file)}') from None
 
 def _killed(file): # a log without its index, where no index can be made
     if os.access(Path(file).parent, os.W_OK) or not _log_bytes(file): return ''
@@ -222,11 +225,12 @@ def read_mode(
     return Choice('immutable', 'the index of a write-ahead log cannot be made beside it, and there is nothing in the log')
 
 def _read_only(file):
-    "Optuna's storage on a file that is only read; SQLite itself gets the address, for whoever reads it twice unquotes it twice"
+    "Optuna's storage on a file that is only read; SQLite itself gets the address, which is so unquoted once"
     mode = read_mode(os.access(file.parent, os.W_OK), _log_bytes(file)).value
     address = f'file:{quote(str(file.absolute()))}?' + dict(ro='mode=ro', immutable='mode=ro&immutable=1')[mode]
     connect = partial(sqlite3.connect, address, uri=True, timeout=2, check_same_thread=False)
-    return RDBStorage(_address(file), engine_kwargs=dict(creator=connect), skip_compatibility_check=True, skip_table_creation=True)
+    return RDBStorage(_address(file), engine_kwargs=dict(creator=connect), skip_compatibility_check=True,
+                      skip_table_creation=True)
 
 def open_study(
     path: str | Path, # run folder, or the study's file

@@ -796,7 +796,9 @@ def _found(self: Trainer, train, valid, resume):
     if not resume: raise InputError(f'{self.folder} holds checkpoints of a run; pass resume=True to go on with it, or take another folder')
     tensors, about = read_checkpoint(last)
     try: made_of, _, _ = about['made_of'], Position.from_dict(about['position']), about['config']['layout']
-    except (KeyError, TypeError, AttributeError): raise InputError(f'{last}: this checkpoint is damaged, or of another version of optkit; remove the folder to go on from the one before') from None
+    except (KeyError, TypeError, AttributeError):
+        remedy = 'remove the folder to go on from the one before'
+        raise InputError(f'{last}: this checkpoint is damaged, or of another version of optkit; {remedy}') from None
     check_same(made_of, self.made_of, last)
     return tensors, about
 

@@ -442,8 +442,9 @@ class StudyView(View):
         said += [f"running: trial {r['number']}" + (f" at fold {r['fold']} of {self.settings.get('folds', 1)}, epoch {r['epoch']} of {self.settings.get('epochs') or 'n/a'}" if r['epoch'] else ', in its first epoch') for r in rows if r['state'] == 'running']
         if best: said.append(f"best: trial {best['number']} with {self.plain(best['value']):.4f} over {len(best['folds']) or 1} folds; " + ', '.join(f'{k}={v:.3g}' if isinstance(v, float) else f'{k}={v}' for k, v in best['params'].items()))
         guessed = sum(r['value_kind'] == 'predicted' for r in rows)
-        if guessed: said[0] += f"; the value of {'a stopped one' if guessed == 1 else f'{guessed} stopped ones'} is a predicted mean, not measured"
-        if self.known[1]: said.append('what mattered' + (', by predicted values too' if guessed else '') + ': ' + ', '.join(f'{k} {v:.2f}' for k, v in self.known[1].items()))
+        if guessed: said[0] += f'; the value of {guessed} is a predicted mean, not measured'
+        mattered = ', '.join(f'{k} {v:.2f}' for k, v in self.known[1].items())
+        if mattered: said.append(f"what mattered{', by predicted values too' if guessed else ''}: {mattered}")
         if self.upto is None and self.state[1]: said.append(f'forecast: {self.state[1]}')
         return '\n'.join([*said, *(['paused'] if self._flag('pause').exists() else []), *([self.problem] if self.problem else [])])
 

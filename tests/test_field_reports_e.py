@@ -40,8 +40,9 @@ def folder(tmp_path_factory):
 
 
 def job(folder, out, *more):
-    return ['tune', '--data', str(folder / 'data.csv'), '--text', 'a', '--pair', 'b', '--label', 'y', '--model', str(folder / 'model'), '--out', str(out), '--trials', '2', '--epochs', '1',
-            '--precision', 'fp32', '--no-ladder', '--quiet', '--space', 'lr=3e-4..1e-2:log', 'confirm=0', *more]
+    data = ['--data', str(folder / 'data.csv'), '--text', 'a', '--pair', 'b', '--label', 'y']
+    size = ['--trials', '2', '--epochs', '1', '--precision', 'fp32', '--space', 'lr=3e-4..1e-2:log', 'confirm=0']
+    return ['tune', *data, '--model', str(folder / 'model'), '--out', str(out), *size, '--no-ladder', '--quiet', *more]
 
 
 @pytest.fixture(scope='module')
