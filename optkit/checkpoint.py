@@ -80,7 +80,10 @@ def _settle(part, ready):
     old = ready.with_name(f'.old-{ready.name}')
     shutil.rmtree(old, ignore_errors=True)
     if ready.exists(): os.replace(ready, old)
-    os.replace(part, ready)
+    try: os.replace(part, ready)
+    except OSError:
+        if old.exists(): os.replace(old, ready)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 def mend(
@@ -110,8 +113,11 @@ def save_model(
             model.save_pretrained(part)
             if tokenizer is not None: _as_trained(tokenizer, max_length).save_pretrained(part)
         _settle(part, folder)
-    except (OSError, SafetensorError) as exc:
-        raise InputError(f'{folder}: the model could not be saved ({_why(exc)})') from None
+    except Exception as exc:
+        # tokenizers raises no more than an Exception where its file cannot be written
+        if not (isinstance(exc, (OSError, SafetensorError)) or type(exc) is Exception): raise
+        stays = '; the one that is there stays' if folder.is_dir() else ''
+        raise InputError(f'{folder}: the model could not be saved ({_why(exc)}){stays}') from None
     finally: shutil.rmtree(part, ignore_errors=True)
 
 def _as_trained(tokenizer, max_length):
@@ -184,6 +190,6 @@ def read_checkpoint(
         files = _held(path / 'model')
         for name in about['in_model']:
             with safe_open(files[name][0], 'pt') as f: found[f'model.{name}'] = f.get_tensor(name)
-    except (OSError, SafetensorError, ValueError, KeyError) as exc:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as exc:
         raise InputError(f'{path}: this checkpoint cannot be read ({_why(exc)}); remove the folder to go on from the one before') from None
     return found, about

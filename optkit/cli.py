@@ -52,10 +52,21 @@ class Terminal:
         if text.strip() and self.handlers: self.handlers[0].handle(record)
 
 # %% ../nbs/05a_cli.ipynb #00b4645e
+class _LogFile(logging.FileHandler):
+    "A file of words; a disk that takes no more of them is reported once, and the work goes on"
+    full = False
+    def handleError(self, record):
+        if not isinstance(exc := sys.exc_info()[1], OSError): return super().handleError(record)
+        said = f'--log-file {self.baseFilename}: takes no more words ({exc.strerror})'
+        if not self.full: print(said, file=sys.stderr)
+        self.full = True
+    def close(self):
+        with contextlib.suppress(OSError): super().close() # what could not be written before cannot be written now
+
 def _log_handler(path):
     from optkit.data import InputError
     if not path: raise InputError('--log-file is empty; name a file')
-    try: handler = logging.FileHandler(path, encoding='utf-8')
+    try: handler = _LogFile(path, encoding='utf-8')
     except OSError as exc: raise InputError(f'--log-file {path}: cannot be written to ({exc.strerror}); name a file in a folder that can') from None
     handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
     return handler
@@ -119,7 +130,7 @@ def _run(name, work, common, given):
         if type(exc).__name__ == 'StorageLost': return _say(f'optkit {name}: {exc}', 1, terminal)
         raise
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO) # a disk, not a fault of the program
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO) # a disk, not a fault of the program
 
 # %% ../nbs/05a_cli.ipynb #116782c7
 def _refuse_empty(given): # an empty folder would be the one in which the command stands
@@ -172,14 +183,22 @@ def do_detect(terminal):
 def do_report(terminal, run):
     "Write the page of a run folder, or of a ledger of claims, again"
     if Path(run).suffix == '.json' or any(Path(run).glob('*-claims-*.json')):
-        from optkit.claims import ledger_page
-        page = ledger_page(run)
+        from optkit.claims import ledger_file, ledger_page
+        page = _page(lambda: ledger_page(run), lambda: ledger_file(run).with_suffix('.html'))
         return f'report: {page}', dict(report=str(page))
     from optkit.data import InputError
     from optkit.report import render
     if not (Path(run) / 'run.json').is_file(): raise InputError(f'{run}: holds no run.json, so it is no run folder')
-    page = render(run)
+    page = _page(lambda: render(run), lambda: Path(run) / 'report.html')
     return f'report: {page}', dict(report=str(page))
+
+def _page(make, where):
+    "The page that `make` writes; on read-only media the one that is there"
+    try: return make()
+    except OSError as exc:
+        if exc.errno not in (errno.EROFS, errno.EACCES, errno.EPERM) or not (page := where()).is_file(): raise
+        print(f'{page}: cannot be written ({exc.strerror}), so it is the page of before')
+        return page
 
 # %% ../nbs/05a_cli.ipynb #f2c65a76
 _DATA = dict(data=_option(str, 'table: .csv, .tsv, .jsonl (also .gz or .xz) or .parquet', default=REQUIRED), text=_option(str, 'column of the text', default=REQUIRED),
@@ -387,9 +406,12 @@ def do_worker(terminal, run, gpu):
     from optkit.timing import read_json
     path = Path(run) / 'run.json'
     if not path.is_file(): raise InputError(f'{run}: holds no run.json, so there is no study to work on; start one with optkit tune')
-    known = {f.name for f in fields(JobConfig)}
-    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in (read_json(path).get('settings') or {}).items() if k in known}
-    if 'data' not in settings or read_json(path).get('kind') == 'train': raise InputError(f'{run}: is a single training, which has no study')
+    known, found = {f.name for f in fields(JobConfig)}, read_json(path)
+    if not isinstance(found, dict) or not isinstance(held := found.get('settings') or {}, dict):
+        raise InputError(f'{path}: cannot be read; start `optkit tune` with another folder')
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in held.items() if k in known}
+    if not {'data', 'text', 'label'} <= settings.keys() or found.get('kind') == 'train':
+        raise InputError(f'{run}: is a single training, which has no study')
     study = Job(JobConfig(**settings | dict(out=str(run))), progress=not terminal.quiet).work()
     best = best_complete(study)
     count = sum(ended(t) is not None for t in study.get_trials(deepcopy=False))

@@ -142,7 +142,7 @@ def _parquet_schema(path):
     "Names of the columns, and class names of those for which datasets have kept them; None where they cannot be told"
     try:
         from pyarrow.parquet import read_schema
-        schema = read_schema(path)
+        schema = read_schema(os.path.abspath(path))
         features = json.loads((schema.metadata or {}).get(b'huggingface', b'{}')).get('info', {}).get('features', {})
         return schema.names, {name: tuple(map(str, names)) for name, f in features.items() if (names := _named_in(f))}
     except Exception: return None, {} # what is wrong with the file is said by the one that reads it
@@ -154,7 +154,7 @@ def _read_parquet(path):
     if start not in (b'PAR1', b'PARE'): raise ValueError(f'no Parquet file: it begins with {start!r}')
     columns, classes = _parquet_schema(path)
     if columns and len({*columns}) < len(columns): return pd.DataFrame(columns=columns) # pandas refuses it, in words of its own
-    try: frame = pd.read_parquet(path, dtype_backend='numpy_nullable') # whole numbers stay whole beside a gap
+    try: frame = pd.read_parquet(os.path.abspath(path), dtype_backend='numpy_nullable') # whole numbers stay whole beside a gap
     except ImportError: raise InputError(f'{path}: a Parquet file needs pyarrow: pip install "optkit[parquet]"') from None
     except Exception as exc: raise ValueError(str(exc) or type(exc).__name__) from None # pyarrow's are of many kinds
     if any(name is not None for name in frame.index.names): frame = frame.reset_index() # an index that has a name is a column of the file
@@ -186,7 +186,7 @@ def _one_byte(path):
     return 'cp1252'
 
 # %% ../nbs/02a_data.ipynb #07de8e57
-def _read_file(path):
+def _read_file(path): # pandas gets absolute paths: it takes a folder called `file:` for an address
     name = path.name.lower()
     packed = next((end for end in _OPENERS if name.endswith(end)), '')
     name, opener = name.removesuffix(packed), _OPENERS.get(packed, open)

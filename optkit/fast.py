@@ -8,7 +8,7 @@ __all__ = ['WHOSE_ATTENTION', 'Shape', 'length_ladder', 'fill', 'Costs', 'cut', 
            'places_problem', 'keep_compiled']
 
 # %% ../nbs/02h_fast.ipynb #fd0b6fc1
-import gc, math, os, re, subprocess, time, traceback, weakref
+import gc, math, os, re, shlex, subprocess, time, traceback, weakref
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, wraps
@@ -860,11 +860,14 @@ _KEPT_IN = {} # what `keep_compiled` has set itself
 def keep_compiled(
     folder # of the run; made when it is missing
 ) -> dict: # folder of each compiler, from now on
-    "Let the compilers of torch and Triton keep what they make in `folder`, unless the user's variables name one. What is compiled before the call stays where it is; a further call goes for what is compiled from then on."
-    wanted = dict(TORCHINDUCTOR_CACHE_DIR=os.path.join(os.path.abspath(folder), 'inductor'), TRITON_CACHE_DIR=os.path.join(os.path.abspath(folder), 'triton'))
+    "Let the compilers of torch and Triton keep what they make in `folder`, unless the user's variables name one. What is compiled before the call stays where it is; a further call goes for what is compiled from then on. A folder that a compiler's command line would take apart, such as one with a blank, is not used; torch's own cache is."
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir # which torch itself puts into the variables
+    home, own = os.path.abspath(folder), default_cache_dir()
+    wanted = dict(TORCHINDUCTOR_CACHE_DIR=os.path.join(home, 'inductor'), TRITON_CACHE_DIR=os.path.join(home, 'triton'))
+    if shlex.quote(home) != home:
+        wanted = dict(TORCHINDUCTOR_CACHE_DIR=own, TRITON_CACHE_DIR=os.path.join(own, 'triton'))
     for name, path in wanted.items():
-        if (now := os.environ.get(name, default_cache_dir())).startswith(default_cache_dir()) or now == _KEPT_IN.get(name):
+        if (now := os.environ.get(name, own)).startswith(own) or now == _KEPT_IN.get(name):
             os.makedirs(path, exist_ok=True)
             os.environ[name] = _KEPT_IN[name] = path # torch and Triton read it each time
     return {name: os.environ[name] for name in wanted}

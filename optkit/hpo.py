@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['EFFECTIVE_BATCHES', 'FORMAT', 'HELD', 'TrainerRunner', 'parse_space', 'default_space', 'Space', 'as_space', 'ended',
-           'fold_scores', 'spent', 'complete_table', 'best_complete', 'curves', 'courses', 'what_if', 'seconds_of',
-           'Plan', 'requeue_interrupted', 'Interrupts', 'Search', 'next_with_key', 'BudgetSpent', 'StopAsked',
-           'Running', 'write_values', 'read_once', 'stored_at_once', 'tell_at_once', 'study_interval', 'tune',
-           'Confirmed', 'Confirmation', 'confirm', 'study_summary']
+           'value_kind', 'fold_scores', 'spent', 'complete_table', 'best_complete', 'curves', 'courses', 'what_if',
+           'seconds_of', 'Plan', 'OtherStudy', 'requeue_interrupted', 'Interrupts', 'Search', 'next_with_key',
+           'BudgetSpent', 'StopAsked', 'Running', 'write_values', 'read_once', 'stored_at_once', 'tell_at_once',
+           'study_interval', 'tune', 'Confirmed', 'Confirmation', 'confirm', 'study_summary']
 
 # %% ../nbs/04_hpo.ipynb #61925040
 import gc, hashlib, json, math, multiprocessing, os, pickle, re, signal, threading, time
@@ -159,6 +159,12 @@ def ended(trial: FrozenTrial) -> str | None: # 'complete', 'stopped', 'failed'; 
     "How a trial ended"
     return trial.user_attrs.get('ended') if trial.state.is_finished() and not trial.user_attrs.get('interrupted') else None
 
+def value_kind(trial: FrozenTrial) -> str: # 'measured', 'predicted', 'last value' (of one given up), '' (there is none)
+    "What a trial's value is: the mean over all folds, a prediction of it, or what its last epoch gave"
+    if trial.values is None: return ''
+    if trial.state == TrialState.COMPLETE: return 'predicted' if ended(trial) == 'stopped' else 'measured'
+    return 'last value'
+
 def fold_scores(trial: FrozenTrial) -> list: # best value of each finished fold, as the runner gave it
     "Scores of the finished folds"
     return trial.user_attrs.get('folds', {}).get('scores', [])
@@ -298,11 +304,16 @@ def _epochs_of(runner, epochs, space):
 def _check_first(first, space):
     "Where every trial has the same parameters, what is tried first must be of them"
     for params in first if space.fixed else ():
-        for name, value in params.items():
-            if name not in space.fixed: raise InputError(f'first: {name!r} is no parameter of the space, which has {", ".join(space.fixed)}')
-            try: inside = space.fixed[name]._contains(space.fixed[name].to_internal_repr(value))
-            except (ValueError, TypeError): inside = False
-            if not inside: raise InputError(f'first: {name}={value!r} is not in the space, {space.fixed[name]}')
+        if said := _misfit(params, space.fixed): raise InputError(f'first: {said}')
+
+def _misfit(params, known): # distributions by name
+    "The first value that a space does not hold, in words; empty: there is none"
+    for name, value in params.items():
+        if name not in known: return f'{name!r} is no parameter of the space, which has {", ".join(known)}'
+        try: inside = known[name]._contains(known[name].to_internal_repr(value))
+        except (ValueError, TypeError): inside = False
+        if not inside: return f'{name}={value!r} is not in the space, {known[name]}'
+    return ''
 
 def _as_runner(given, folds, seed):
     if not isinstance(given, Trainer):
@@ -344,11 +355,19 @@ def _check_same(plan, study):
     if not found and all(t.state == TrialState.WAITING for t in study.trials):
         if (made := tuple(d.name.lower() for d in study.directions)) != plan.directions: raise InputError(f"study {plan.name!r} was made to {' and '.join(made)}, the search is to {' and '.join(plan.directions)}; make it with the same direction, or use another name")
         return
-    if found.get('format') != FORMAT: raise InputError(f'study {plan.name!r} was made by another version of optkit or by something else; use another name, or fresh=True to move it aside')
+    if (made := found.get('format')) != FORMAT:
+        other = f'(its format is {made}, expected {FORMAT})'
+        raise OtherStudy(f'study {plan.name!r} was made by another version of optkit or by something else {other}')
     said = _difference(found.pop('space', {}), wanted.pop('space'), 'space: ')
     for part in ('data',): said += _difference(found.pop(part, {}), wanted.pop(part), '')
     said += [f'{k} was {found.get(k)}, now {wanted[k]}' for k in ('folds', 'epochs', 'directions') if found.get(k) != wanted[k]]
-    if said: raise InputError(f"study {plan.name!r} is another one ({'; '.join(said[:3])}{'; ...' if len(said) > 3 else ''}); use another name, or fresh=True to move it aside")
+    if said: raise OtherStudy(f"study {plan.name!r} is another one ({'; '.join(said[:3])}{'; ...' if len(said) > 3 else ''})")
+
+class OtherStudy(InputError):
+    "A study of this name that is not the one that is searched"
+    def __init__(self, said, remedy='use another name, or fresh=True to move it aside'):
+        super().__init__(f'{said}; {remedy}')
+        self.said = said # without the remedy, which depends on who asks
 
 def _difference(old, new, prefix):
     text = lambda v: (s if len(s := v if isinstance(v, str) else json.dumps(v)) < 90 else s[:40] + '...').replace('"', '')
@@ -382,7 +401,7 @@ def _interrupt(study, trial):
     again = any(t.user_attrs.get('resumed_from') == trial.number for t in study.get_trials(deepcopy=False))
     known = {**trial.system_attrs.get('fixed_params', {}), **trial.params} # also what waited in the queue and was not drawn yet
     if known and not again:
-        done = {k: v for k, v in trial.user_attrs.items() if k not in ('worker', 'interrupted', 'ended', 'spent', 'reason', 'stopped_after', 'resumed_from')} # its folds, and what others noted
+        done = {k: v for k, v in trial.user_attrs.items() if k not in ('worker', 'interrupted', 'ended', 'spent', 'reason', 'stopped_after', 'predicted', 'resumed_from')} # its folds, and what others noted
         if 'spent' in trial.user_attrs: done['folds'] = {'scores': [], **done.get('folds', {}), **trial.user_attrs['spent']}
         study.enqueue_trial(known, user_attrs=dict(done, resumed_from=trial.number))
     try:
@@ -456,7 +475,9 @@ def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
             trial = self.study.ask()
             self.mine.add((self.study.study_name, trial.number)); HELD.add((self.study.study_name, trial.number))
             with stored_at_once(trial, self.looked, worker=self.me):
-                for name, distribution in (self.plan.space.fixed or {}).items(): trial._suggest(name, distribution) # as `study.ask` does
+                fixed = self.plan.space.fixed or {}
+                if not _misfit(trial._fixed_params if fixed else {}, fixed): # else `drawn` refuses it
+                    for name, distribution in fixed.items(): trial._suggest(name, distribution) # as `study.ask` does
         if n is not None and not self.alone and counts(self.trials(), trial.number) >= n: # without a lock: others came first
             trial.set_user_attr('interrupted', 'surplus')
             self.told(trial, state=TrialState.FAIL)
@@ -469,15 +490,30 @@ def next(self: Search): # (trial, parameters), or None; (trial, `TrialPruned`) o
     key = getattr(self.plan.runner, 'key', None)
     while len(self.pending) < (4 if key else 1) and (trial := self.claim()):
         self.pending.append((trial, None)) # held before its parameters are drawn, so that it is never forgotten
-        try:
-            with stored_at_once(trial, self.looked): params = self.plan.space.suggest(trial)
-            self.pending[-1] = (trial, params)
+        try: self.pending[-1] = (trial, self.drawn(trial))
         except optuna.TrialPruned as exc: return self.pending.pop()[0], exc
     if not self.pending: return None
     place = next_with_key([key(p) if key else None for _, p in self.pending], self.key)
     trial, params = self.pending.pop(place)
     self.key = key(params) if key else None
     return trial, params
+
+class _Misfit(optuna.TrialPruned): "Parameters from the queue that the space does not hold"
+
+@patch
+def drawn(self: Search, trial: Trial) -> dict:
+    "The parameters of a trial. Raises `TrialPruned` where the space refuses them, or does not hold what was queued."
+    queued, space, exc = trial._fixed_params, self.plan.space, None
+    if space.fixed and (said := _misfit(queued, space.fixed)): raise _Misfit(f'from the queue: {said}')
+    try:
+        with stored_at_once(trial, self.looked): params = space.suggest(trial)
+    except (ValueError, TypeError) as raised: exc = raised
+    known = {n: json_to_distribution(d) for n, d in space.known.items()} if exc else {}
+    known |= trial.distributions # ranges may depend on the trial
+    said = _misfit({n: v for n, v in queued.items() if n in known}, known)
+    if exc and not said and (not queued or 'resumed_from' in trial.user_attrs): raise exc # no fault of the queue
+    if exc or said: raise _Misfit(f'from the queue: {said or exc}') from exc
+    return params
 
 # %% ../nbs/04_hpo.ipynb #e3d69fd7
 def next_with_key(
@@ -810,30 +846,35 @@ def told(self: Search, trial, values=None, state=None):
 def tell(self: Search, run: Running, verdict, build: float):
     "A stopped trial is told its predicted mean or pruned; a complete one the mean over its folds"
     trial, strategy = run.trial, self.plan.strategy
-    self._end(run, 'stopped' if verdict else 'complete', verdict.reason if verdict else None, build)
+    predicted = self.plan.sign * told_value(verdict, self.history) if verdict and strategy.told == 'predicted' else None
+    self._end(run, 'stopped' if verdict else 'complete', verdict.reason if verdict else None, build, predicted)
     if not verdict:
         values = np.asarray(run.scores, dtype=float).reshape(len(run.scores), -1).mean(0).tolist()
         return self.told(trial, values)
     if strategy.told == 'pruned': return self.told(trial, state=TrialState.PRUNED)
-    self.told(trial, self.plan.sign * told_value(verdict, self.history)) # no better than the best that was known when it began, nor than one that another process found since
+    self.told(trial, predicted) # no better than the best that was known when it began, nor than one that another process found since
 
 @patch
-def fail(self: Search, run: Running, reason: str, constraint: str | None, amount: float = 0.):
+def fail(self: Search, run: Running, reason: str, constraint: str | None, amount: float = 0., state=None):
     "The trial has no value; its parameters are infeasible"
     self._end(run, 'failed', reason, 0.)
     if constraint: run.trial.set_constraint(constraint, float(amount))
     several = len(self.plan.directions) > 1
-    self.told(run.trial, state=TrialState.FAIL if several else TrialState.PRUNED)
+    self.told(run.trial, state=state or (TrialState.FAIL if several else TrialState.PRUNED))
 
 # %% ../nbs/04_hpo.ipynb #eb95ca7a
 @patch
 def refuse(self: Search, run: Running, exc: optuna.TrialPruned):
     "As in `study.optimize`: the space, or the runner, raised it for parameters that it does not want"
-    self.fail(run, (str(exc).splitlines() or ['TrialPruned'])[0][:200], None)
+    said, queued = (str(exc).splitlines() or ['TrialPruned'])[0][:200], isinstance(exc, _Misfit)
+    if queued: self.say(f'trial {run.trial.number} failed, {said}')
+    # a sampler must not learn a space without the parameter
+    self.fail(run, said, None, state=TrialState.FAIL if queued else None)
 
 @patch
-def _end(self: Search, run, how, reason, build):
+def _end(self: Search, run, how, reason, build, predicted=None):
     said = dict(reason=reason) if how != 'complete' and reason else {}
+    if predicted is not None: said['predicted'] = predicted
     if how == 'stopped': said['stopped_after'] = run.course.done - (len(run.course.curves) == run.course.done) # index of the last fold that ran
     self.write(run, **said, spent=dict(run.bill(), **({'build': build} if build else {})), ended=how)
     self.current = None
@@ -1095,7 +1136,7 @@ def study_summary(
     "Everything that the report shows of a study"
     sign = -1 if metric == 'loss' else 1 # a search for a low loss maximises its negative; a reader sees the loss itself
     say = lambda t: ended(t) or ('interrupted' if t.user_attrs.get('interrupted') else t.state.name.lower())
-    trials = [dict(number=t.number, state=say(t), value=None if t.value is None else sign * t.value, params=t.params, fold_scores=[sign * v for v in fold_scores(t)],
+    trials = [dict(number=t.number, state=say(t), value=None if t.value is None else sign * t.value, value_kind=value_kind(t), params=t.params, fold_scores=[sign * v for v in fold_scores(t)],
                    stopped_after=t.user_attrs.get('stopped_after'), seconds=spent(t)['seconds'], epochs=spent(t)['epochs'], reason=t.user_attrs.get('reason'),
                    resumed_from=t.user_attrs.get('resumed_from'), physical_batch=t.user_attrs.get('physical_batch'), decisions=t.user_attrs.get('decisions', []))
               for t in study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]

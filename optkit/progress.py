@@ -193,7 +193,8 @@ def add_readings(
     "Add readings; after a resume those of the last start count"
     for line in lines:
         try: reading = json.loads(line)
-        except ValueError: continue # half a line: a kill, or it is being written
+        except (ValueError, RecursionError): continue # half a line: a kill, or it is being written
+        if not isinstance(reading, dict) or not isinstance(reading.get('step', 0), int): continue
         while readings and readings[-1].get('step', 0) >= reading.get('step', 0): readings.pop()
         readings.append(reading)
     return readings

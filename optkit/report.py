@@ -134,7 +134,7 @@ def load_run(
             found[name] = content
         except FileNotFoundError:
             if name in _expected(found['run']) - LATER: wrong[name] = f'{name}.json is not there: the run has not come that far, or was started without this part.'
-        except (OSError, ValueError) as exc: wrong[name] = f'{name}.json cannot be read: {exc}'
+        except (OSError, ValueError, RecursionError) as exc: wrong[name] = f'{name}.json cannot be read: {exc}'
     return found, wrong
 
 # %% ../nbs/05_report.ipynb #537316e6
@@ -347,6 +347,14 @@ def _value(trial):
     scores = [o for o in trial.get('fold_scores') or [] if _finite(o)]
     return trial['value'] if _finite(trial.get('value')) else sum(scores)/len(scores) if scores else None
 
+_STOPPED = {'predicted mean': 'v', 'last value': '<', 'mean of its folds': '>'} # value of a stopped trial: its mark
+
+def _kind(trial):
+    "What the value of a trial is that did not run all folds"
+    if not _finite(trial.get('value')): return 'mean of its folds' if _value(trial) is not None else ''
+    earlier = 'predicted mean' if _state(trial) == 'PRUNED' else '' # versions that did not record it
+    return {'predicted': 'predicted mean', None: earlier}.get(trial.get('value_kind'), 'last value')
+
 def _lower_is_better(study):
     "Whether a study minimises: by its `direction`, else by its metric's name"
     return str(study.get('direction') or ('minimize' if 'loss' in str(study.get('metric')) else 'maximize')).lower().endswith('minimize')
@@ -360,9 +368,11 @@ def study_figure(
     metric, better = study.get('metric') or 'value', min if _lower_is_better(study) else max
     trials = [o for o in study.get('trials') or [] if _finite(o.get('number'))]
     figure, axes = _chart(3.4, 'Trials of the study' + (f'\n{where}' if where else ''), 'trial number', f'{metric}, mean over the folds')
-    groups = {'COMPLETE': ('o', MAIN, MAIN, 'all folds'), 'PRUNED': ('v', 'none', OTHER, 'stopped early (predicted mean)'), 'RUNNING': ('.', MUTED, MUTED, 'not finished')}
-    for state, (mark, face, edge, label) in groups.items():
-        points = [(o['number'], _value(o)) for o in trials if _state(o) == state and _value(o) is not None]
+    kind = lambda o: (_state(o), _kind(o) if _state(o) == 'PRUNED' else '')
+    groups = {('COMPLETE', ''): ('o', MAIN, MAIN, 'all folds'), ('RUNNING', ''): ('.', MUTED, MUTED, 'not finished')}
+    groups |= {('PRUNED', words): (mark, 'none', OTHER, f'stopped early ({words})') for words, mark in _STOPPED.items()}
+    for group, (mark, face, edge, label) in groups.items():
+        points = [(o['number'], _value(o)) for o in trials if kind(o) == group and _value(o) is not None]
         if points: axes.scatter(*zip(*points), marker=mark, s=42, facecolors=face, edgecolors=edge, label=label)
     complete = sorted((o['number'], _value(o)) for o in trials if _state(o) == 'COMPLETE' and _value(o) is not None)
     if complete:
@@ -718,7 +728,8 @@ def _trial_row(trial, params, folds, best):
     small = '; '.join(str(o) for o in (trial.get('reason'), f"goes on from trial {trial['resumed_from']}" if trial.get('resumed_from') is not None else None) if o)
     if trial.get('number') == best: words = f'best; {words}'
     mine = trial.get('params') or {}
-    cells = [trial.get('number'), (words, small or None), _score(_value(trial)), ', '.join(_score(o) for o in scores) or NA]
+    kind = _kind(trial) if state != 'COMPLETE' else ''
+    cells = [trial.get('number'), (words, small or None), (_score(_value(trial)), kind or None), ', '.join(_score(o) for o in scores) or NA]
     mark = 'best' if trial.get('number') == best else {'FAIL': 'failed', 'PRUNED': 'stopped'}.get(state, '')
     return cells + [_number(mine.get(o)) for o in params] + [_number(trial.get('epochs')), _duration(trial.get('seconds'))], mark
 
@@ -745,7 +756,9 @@ def _study_section(run):
     if not study.get('trials'): return [_note('The study has no trial yet.')]
     blocks = [_text(_study_words(study))]
     if not any(_state(o) == 'COMPLETE' for o in study['trials']): blocks.append(_note('No trial went through all of its folds yet, so there is no best trial.'))
-    caption = "A stopped trial is shown at the mean over all folds that was predicted when it was stopped; it is always below the best."
+    caption = 'A stopped trial is shown at the predicted mean over all folds, which nobody measured.'
+    if {_kind(o) for o in study['trials'] if _state(o) == 'PRUNED'} - {'predicted mean', ''}:
+        caption = 'Only trials that ran all folds have a measured mean; legend and table say what the other values are.'
     return blocks + [_drawing(study_figure(study, where), 'study', caption), _trials_table(study)]
 
 # %% ../nbs/05_report.ipynb #08320bb8

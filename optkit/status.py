@@ -610,9 +610,12 @@ def read_run(folder) -> dict: # files by name, and 'progress'
     if not folder.is_dir(): raise InputError(f'{folder}: no such run folder')
     found = {}
     for name in _RUN_FILES:
-        try: found[name] = read_json(folder / f'{name}.json') if (folder / f'{name}.json').is_file() else None
-        except ValueError: found[name] = None # half a file, or somebody else's
-    found['progress'] = read_progress(folder)
+        try: value = read_json(folder / f'{name}.json') if (folder / f'{name}.json').is_file() else None
+        except ValueError: value = None # half a file, or somebody else's
+        if name == 'decisions': found[name] = [d for d in value if isinstance(d, dict)] if isinstance(value, list) else None
+        else: found[name] = value if isinstance(value, dict) else None
+    try: found['progress'] = read_progress(folder)
+    except (InputError, TypeError, AttributeError): found['progress'] = None
     if not any(v is not None for v in found.values()): raise InputError(f'{folder}: holds no file of a run')
     return found
 

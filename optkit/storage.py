@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['HEARTBEAT', 'GRACE', 'JOURNALS', 'Place', 'silent', 'sqlite_storage', 'open_storage', 'StorageLost', 'losing',
-           'writing', 'repair_journal', 'study_problems', 'open_study', 'sign_of', 'worker_id', 'is_dead', 'move_aside',
-           'put_back']
+           'writing', 'repair_journal', 'study_problems', 'read_mode', 'open_study', 'sign_of', 'worker_id', 'is_dead',
+           'move_aside', 'put_back']
 
 # %% ../nbs/03e_storage.ipynb #d082e1b7
-import json, os, socket, time, warnings
+import json, os, socket, sqlite3, time, warnings
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,6 +26,7 @@ from sqlalchemy import URL, event, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from .data import InputError
+from .hardware import Choice
 
 # %% ../nbs/03e_storage.ipynb #6b28fb59
 HEARTBEAT, GRACE = 60, 180 # seconds between beats; without one for so long a trial is stale
@@ -58,7 +60,10 @@ def sqlite_storage(
     path: str | Path # file; made when missing
 ) -> RDBStorage:
     "Optuna's relational storage on a SQLite file"
-    return _relational(URL.create('sqlite', database=str(path)).render_as_string(hide_password=False), Path(path)) # the address quotes what a folder's name may hold
+    return _relational(_address(path), Path(path))
+
+def _address(path): # quotes what a folder's name may hold
+    return URL.create('sqlite', database=str(path)).render_as_string(hide_password=False)
 
 # %% ../nbs/03e_storage.ipynb #91994c34
 def _relational(url, path=None):
@@ -69,7 +74,14 @@ def _relational(url, path=None):
             return _swift(_made(url, options)) if path else _made(url, options)
     except (ImportError, NoSuchModuleError) as exc: raise InputError(f'{said}: the driver of this database is missing ({_line(exc)}); install it') from None
     except (DatabaseError, RuntimeError, OSError) as exc:
-        raise InputError(f'{said}: cannot be opened, is damaged, or belongs to another version of Optuna ({_line(exc)}); use another place') from None
+        raise InputError(f'{said}: {_why_closed(_line(exc))}') from None
+
+def _why_closed(said): # by a database or the system
+    "Why a study's file cannot be opened, and what to do"
+    if 'is full' in said or 'No space' in said:
+        return f'no room is left on the disk ({said}); make room, or use another place'
+    if 'disk I/O error' in said: return f'the disk does not take it ({said}); is there room, and may the file grow?'
+    return f'cannot be opened, is damaged, or belongs to another version of Optuna ({said}); use another place'
 
 def _made(url, options, tries=10):
     "Optuna's storage; again where other processes make the same tables at this moment"
@@ -192,8 +204,33 @@ def study_problems(file):
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as exc:
         said = str(getattr(exc.__cause__ or exc, 'orig', exc))
-        if 'readonly' in said or 'no such table' in said: raise InputError(f'{file}: holds no study yet; look again in a moment') from None # its tables are being made
-        raise InputError(f'{file}: is held by another process; look again in a moment' if 'locked' in said else f'{file}: cannot be read as a study ({said.splitlines()[0][:120]})') from None
+        if 'no such table' in said or 'readonly' in said and os.access(Path(file).parent, os.W_OK): # being made
+            raise InputError(f'{file}: holds no study yet; look again in a moment') from None
+        if 'locked' in said: raise InputError(f'{file}: is held by another process; look again in a moment') from None
+        raise InputError(f'{file}: cannot be read as a study ({said.splitlines()[0][:120]}){_killed(file)}') from None
+
+def _killed(file): # a log without its index, where no index can be made
+    if os.access(Path(file).parent, os.W_OK) or not _log_bytes(file): return ''
+    return f'; its last process did not close it, so copy {Path(file).name}* to where one can write, and look there'
+
+def _log_bytes(file): return log.stat().st_size if (log := Path(f'{file}-wal')).exists() else 0
+
+def read_mode(
+    writable: bool, # whether the folder of the study's file can be written to
+    log_bytes: int # size of its write-ahead log
+) -> Choice: # 'ro' or 'immutable'
+    "How SQLite opens a file to look at"
+    if writable: return Choice('ro', 'others may write to it meanwhile')
+    if log_bytes: return Choice('ro', 'its write-ahead log holds what the file does not')
+    return Choice('immutable', 'the index of a write-ahead log cannot be made beside it, and there is nothing in the log')
+
+def _read_only(file):
+    "Optuna's storage on a file that is only read; SQLite itself gets the address, which is so unquoted once"
+    mode = read_mode(os.access(file.parent, os.W_OK), _log_bytes(file)).value
+    address = f'file:{quote(str(file.absolute()))}?' + dict(ro='mode=ro', immutable='mode=ro&immutable=1')[mode]
+    connect = partial(sqlite3.connect, address, uri=True, timeout=2, check_same_thread=False)
+    return RDBStorage(_address(file), engine_kwargs=dict(creator=connect), skip_compatibility_check=True,
+                      skip_table_creation=True)
 
 def open_study(
     path: str | Path, # run folder, or the study's file
@@ -203,8 +240,7 @@ def open_study(
     file = Path(path) / 'study.db' if Path(path).is_dir() else Path(path)
     if not file.is_file(): raise InputError(f'{path}: holds no study.db, so there is no study')
     with study_problems(file), silent():
-        address = f'sqlite:///file:{quote(str(file.absolute()))}?mode=ro&uri=true'
-        storage = optuna.storages.RDBStorage(address, engine_kwargs=dict(connect_args=dict(timeout=2)), skip_compatibility_check=True, skip_table_creation=True)
+        storage = _read_only(file)
         names = optuna.get_all_study_names(storage)
         if name not in names if name else len(names) != 1: raise InputError(f"{file}: holds the studies {', '.join(names) or 'none'}; choose one by name")
         return optuna.load_study(study_name=name or names[0], storage=storage)

@@ -64,10 +64,12 @@ def write_json(
 def read_json(
     path: str | Path,
 ) -> Any:
-    "What `write_json` wrote; `ValueError` that names the file if it is not JSON"
+    "What `write_json` wrote; `InputError` that names the file if it is not JSON"
     try: return json.loads(Path(path).read_text('utf-8'))
-    except ValueError as error:
-        raise ValueError(f'{path} is not valid JSON ({error}): delete it or restore it') from None
+    except (ValueError, RecursionError) as error:  # also of brackets within brackets
+        from optkit.data import InputError  # whose module needs this one
+        why = str(error).splitlines()[0][:120]
+        raise InputError(f'{path} is not valid JSON ({why}): delete it or restore it') from None
 
 # %% ../nbs/00a_timing.ipynb #b87907a8
 def _git(folder, *words):

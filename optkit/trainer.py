@@ -849,7 +849,11 @@ def _found(self: Trainer, train, valid, resume):
     if not last: return None
     if not resume: raise InputError(f'{self.folder} holds checkpoints of a run; pass resume=True to go on with it, or take another folder')
     tensors, about = read_checkpoint(last)
-    check_same(about['made_of'], self.made_of, last)
+    try: made_of, _, _ = about['made_of'], Position.from_dict(about['position']), about['config']['layout']
+    except (KeyError, TypeError, AttributeError):
+        remedy = 'remove the folder to go on from the one before'
+        raise InputError(f'{last}: this checkpoint is damaged, or of another version of optkit; {remedy}') from None
+    check_same(made_of, self.made_of, last)
     return tensors, about
 
 @patch

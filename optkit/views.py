@@ -392,7 +392,7 @@ def training_view(
 def trial_rows(study) -> list[dict]: # one a trial that has begun
     "What a view shows of trials"
     from optuna.trial import TrialState
-    from optkit.hpo import curves
+    from optkit.hpo import curves, value_kind
     settings, sign, rows = study.user_attrs.get('optkit', {}), 1, []
     stride = settings.get('stride') or 10**9
     for t in study.get_trials(deepcopy=False):
@@ -400,7 +400,8 @@ def trial_rows(study) -> list[dict]: # one a trial that has begun
         state = 'running' if t.state == TrialState.RUNNING else ended(t) or {'COMPLETE': 'complete', 'PRUNED': 'stopped'}.get(t.state.name, 'failed')
         last = max(t.intermediate_values, default=0)
         value = t.value if t.state == TrialState.COMPLETE else (t.intermediate_values[last] if last else None)
-        rows.append(dict(number=t.number, state=state, value=value, params=t.params, fold=(last - 1) // stride + 1 if last else 0, epoch=(last - 1) % stride + 1 if last else 0, rungs=len(t.intermediate_values), curves=curves(t, stride),
+        kind = value_kind(t) if t.state == TrialState.COMPLETE else 'last value' if last else ''
+        rows.append(dict(number=t.number, state=state, value=value, value_kind=kind, params=t.params, fold=(last - 1) // stride + 1 if last else 0, epoch=(last - 1) % stride + 1 if last else 0, rungs=len(t.intermediate_values), curves=curves(t, stride),
                          folds=[float(v) for v in fold_scores(t) if isinstance(v, (int, float))], seconds=spent(t)['seconds'], reason=t.user_attrs.get('reason') or ''))
     return rows
 
@@ -440,7 +441,10 @@ class StudyView(View):
         said = [f"{sum(count.values()) - count['running']}{f' of {self.n_trials}' if self.n_trials else ''} trials: " + ', '.join(f'{n} {s}' for s, n in count.items() if n)]
         said += [f"running: trial {r['number']}" + (f" at fold {r['fold']} of {self.settings.get('folds', 1)}, epoch {r['epoch']} of {self.settings.get('epochs') or 'n/a'}" if r['epoch'] else ', in its first epoch') for r in rows if r['state'] == 'running']
         if best: said.append(f"best: trial {best['number']} with {self.plain(best['value']):.4f} over {len(best['folds']) or 1} folds; " + ', '.join(f'{k}={v:.3g}' if isinstance(v, float) else f'{k}={v}' for k, v in best['params'].items()))
-        if self.known[1]: said.append('what mattered: ' + ', '.join(f'{k} {v:.2f}' for k, v in self.known[1].items()))
+        guessed = sum(r['value_kind'] == 'predicted' for r in rows)
+        if guessed: said[0] += f'; the value of {guessed} is a predicted mean, not measured'
+        mattered = ', '.join(f'{k} {v:.2f}' for k, v in self.known[1].items())
+        if mattered: said.append(f"what mattered{', by predicted values too' if guessed else ''}: {mattered}")
         if self.upto is None and self.state[1]: said.append(f'forecast: {self.state[1]}')
         return '\n'.join([*said, *(['paused'] if self._flag('pause').exists() else []), *([self.problem] if self.problem else [])])
 
@@ -480,6 +484,12 @@ def _importance(study, rows):
 
 _MARKS = dict(complete=('o', 'circle', BLUE), stopped=('x', 'x', GREY), failed=('v', 'triangle-down', RED), running=('s', 'square-open', ORANGE))
 
+def _labels(view):
+    "What the value of each kind of trial is"
+    kinds = {r['value_kind'] for r in view.rows() if r['state'] == 'stopped' and r['value'] is not None}
+    words = dict(predicted='predicted mean').get(*kinds, 'last value') if len(kinds) == 1 else 'predicted mean or last value'
+    return {state: f'stopped ({words})' if state == 'stopped' and kinds else state for state in _MARKS}
+
 def _best_line(view):
     "Trial numbers and the best complete value up to each"
     at, values, best = [], [], None
@@ -509,7 +519,7 @@ def _draw_study(view):
     (left, course), (right, middle) = figure.subplots(2, 2, width_ratios=[1.7, 1], height_ratios=[1.7, 1])
     for state, (mark, _, color) in _MARKS.items():
         found = [r for r in view.rows() if r['state'] == state and r['value'] is not None]
-        if found: left.plot([r['number'] for r in found], [view.plain(r['value']) for r in found], mark, color=color, label=state, mfc='none' if state == 'running' else color)
+        if found: left.plot([r['number'] for r in found], [view.plain(r['value']) for r in found], mark, color=color, label=_labels(view)[state], mfc='none' if state == 'running' else color)
     left.plot(*_best_line(view), color=GREEN, drawstyle='steps-post', label='best so far'); left.set(xlabel='trial', ylabel='value'); left.legend(fontsize=7)
     some = lambda values: [math.nan if v is None else v for v in values]
     for (x, y), style in zip(_curves(view), (dict(color=GREY, lw=.6, alpha=.6, label='a fold of a trial'), dict(color=GREEN, lw=1.5, label='of the best trial'))): course.plot(some(x), some(y), marker='.', ms=3, **style)
@@ -524,7 +534,7 @@ def _draw_study(view):
     return figure
 
 # %% ../nbs/06_views.ipynb #14bc0ca0
-def _hover(view, r): return f"trial {r['number']}, {r['state']}<br>{', '.join(f'{k}={v:.3g}' if isinstance(v, float) else f'{k}={v}' for k, v in r['params'].items())}<br>folds: {', '.join(f'{view.plain(v):.3f}' for v in r['folds']) or 'none ended'}, {r['rungs']} epochs, {r['seconds']:.0f} s<br>{escape(r['reason'][:120])}"
+def _hover(view, r): return f"trial {r['number']}, {r['state']}{', a predicted mean' if r['value_kind'] == 'predicted' else ''}<br>{', '.join(f'{k}={v:.3g}' if isinstance(v, float) else f'{k}={v}' for k, v in r['params'].items())}<br>folds: {', '.join(f'{view.plain(v):.3f}' for v in r['folds']) or 'none ended'}, {r['rungs']} epochs, {r['seconds']:.0f} s<br>{escape(r['reason'][:120])}"
 
 def _study_widgets(view):
     import ipywidgets as w
@@ -561,6 +571,7 @@ def _study_refresh(view, slide=True):
         for trace, state in zip(view.plot.data, _MARKS):
             found = [r for r in rows if r['state'] == state and r['value'] is not None]
             trace.x, trace.y, trace.text = [r['number'] for r in found], [view.plain(r['value']) for r in found], [_hover(view, r) for r in found]
+            trace.name = _labels(view)[state]
         view.plot.data[4].x, view.plot.data[4].y = _best_line(view)
         view.plot.data[5].x, view.plot.data[5].y = _reached(view)
         for trace, (x, y) in zip(view.plot.data[7:], _curves(view)): trace.x, trace.y, trace.mode = x, y, _mode(x)
@@ -591,7 +602,7 @@ def _planned(path):
         if not file.is_file(): continue
         try: found = read_json(file)
         except ValueError: continue
-        return found.get('planned') or found.get('trials') if name == 'plan' else found.get('planned')
+        if isinstance(found, dict): return found.get('planned') or found.get('trials') if name == 'plan' else found.get('planned')
     return None
 
 # %% ../nbs/06_views.ipynb #1e85c9fd
