@@ -14,7 +14,7 @@ from optkit.data import InputError, example_table, tokenise, word_tokenizer
 from optkit.engine import example_model, training_flops
 from optkit.hardware import detect, hardware_with, known_gpu
 from optkit.ladder import default_rungs
-from optkit.report import claims as claim_table
+from optkit.report import claims as claim_table, roofline_figure
 from optkit.timing import LABELS, load_records
 from optkit.trainer import CLAIM_SWITCHES, TrainConfig
 
@@ -760,7 +760,7 @@ def test_the_page_of_a_gpu(of_h100):
     data, path = of_h100
     page = ledger_page(path).read_text()
     assert 'cannot be shown' not in page, re.findall(r'[^>]*cannot be shown[^<]*', page)
-    assert len(figures(data)['figure']) > 40 and module.roofline_figure(data) is not None and data['ladder']['left_out'] and 'left out: torch.compile' in page
+    assert len(figures(data)['figure']) > 40 and roofline_figure(data) is not None and data['ladder']['left_out'] and 'left out: torch.compile' in page
     assert all(r['on_top'] for r in data['rows'] if r['claim'] in TOP) and len(load_records(path)) == 47
     again = read_ledger(path)
     assert agreement(again, data)['overlap'] == 1. and module.recorded_factors('h100', path.parent)['bf16'][1] == path.name
