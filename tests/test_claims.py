@@ -651,6 +651,7 @@ def test_two_starts_for_real(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(module, 'ready_bench', lambda *a, **k: tiny)
     lines = []
     path = bench('mine', '8s', tmp_path, only=REAL, hardware=detect(), say=lines.append)
+    whole = read_ledger(path)['stopped'].startswith('everything is measured') # a quiet machine needs one start
     first = {r['claim']: r for r in read_ledger(path)['rows']}
     assert sum(bool(first[i]['ratio'] or first[i]['figure']) for i in REAL) >= 4 and first['bf16']['reason'] == 'not asked for'
     bench('mine', '12s', tmp_path, only=REAL, hardware=detect(), say=lines.append)
@@ -658,7 +659,8 @@ def test_two_starts_for_real(tiny, tmp_path, monkeypatch):
     data = read_ledger(path)
     second = {r['claim']: r for r in data['rows']}
     assert len(data['starts']) == 2 and any('going on' in l for l in lines)
-    assert sum(len(r['rounds'].get('alone', [])) for r in second.values()) > sum(len(r['rounds'].get('alone', [])) for r in first.values())
+    count = lambda rows: sum(map(len, (v for r in rows.values() for v in r['rounds'].values())))
+    assert count(second) >= count(first) and (whole or count(second) > count(first))
     assert all(second[i]['rounds'].get('alone', [])[:len(r['rounds'].get('alone', []))] == r['rounds'].get('alone', []) for i, r in first.items())
     assert all(torch.equal(v, tiny.model.state_dict()[k]) for k, v in before.items())
     assert second['zero_grad_none']['loss']['verdict'] == 'same' and second['no_checkpointing']['extra']['kept_bytes']['with'] > second['no_checkpointing']['extra']['kept_bytes']['without']
