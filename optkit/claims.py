@@ -151,13 +151,13 @@ def _number_or_none(value): return None if math.isnan(value) else float(value)
 def all_claims() -> dict[str, Claim]: # by id, in the order of the table
     "The claims, each tied to an experiment"
     experiments = _STEP_CLAIMS | _PART_CLAIMS | _UNMEASURED_CLAIMS
-    claims = {}
+    by_id = {}
     for i, row in claim_table().iterrows():
         title, kind, label = experiments[i]
         low, high = _number_or_none(row.low), _number_or_none(row.high)
-        claims[i] = Claim(i, title, row.claimed, low, high, row.scope, kind, label,
-                          row.hardware, row.workload, row.note)
-    return claims
+        by_id[i] = Claim(i, title, row.claimed, low, high, row.scope, kind, label,
+                         row.hardware, row.workload, row.note)
+    return by_id
 
 # %% ../nbs/05b_claims.ipynb #2be2bc71
 VERDICTS = ('holds', 'smaller', 'none', 'harmful', 'undecided', 'not applicable')
