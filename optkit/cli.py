@@ -77,9 +77,9 @@ def _show(terminal, found):
     if not terminal.as_json:
         if text is not None: print(text)
         return
-    from optkit.timing import _plain
+    from optkit.timing import to_json_types
     plain = 'utf' not in (getattr(terminal.out, 'encoding', None) or 'utf-8').lower() # what such a stream does not know, it would write as no JSON has it
-    print(json.dumps(_plain(dict(said=terminal.lines) if data is None else data), ensure_ascii=plain), file=terminal.out)
+    print(json.dumps(to_json_types(dict(said=terminal.lines) if data is None else data), ensure_ascii=plain), file=terminal.out)
 
 # %% ../nbs/05a_cli.ipynb #c9d93fa8
 app = typer.Typer(name='optkit', no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,

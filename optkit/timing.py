@@ -39,7 +39,7 @@ def to_json_types(
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 # %% ../nbs/00a_timing.ipynb #4d4d466d
-_plain = to_json_types  # the name under which 05a imports it
+#| exporti
 
 # %% ../nbs/00a_timing.ipynb #b2aab3f4
 def write_json(
