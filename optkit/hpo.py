@@ -350,6 +350,7 @@ def _sampler(plan, resumed):
     if resumed or plan.workers > 1: plan.sampler.reseed_rng() # its own seed would repeat what was suggested
     return plan.sampler
 
+# %% ../nbs/04_hpo.ipynb #70f2766f
 def _check_same(plan, study):
     found, wanted = _settings(study), plan.settings()
     if not found and all(t.state == TrialState.WAITING for t in study.trials):
@@ -484,6 +485,7 @@ def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
             return None
     return trial
 
+# %% ../nbs/04_hpo.ipynb #f8ccfa52
 @patch
 def next(self: Search): # (trial, parameters), or None; (trial, `TrialPruned`) of one that the space refused
     "A trial to run: of those at hand, one whose engine is built already"
@@ -500,6 +502,7 @@ def next(self: Search): # (trial, parameters), or None; (trial, `TrialPruned`) o
 
 class _Misfit(optuna.TrialPruned): "Parameters from the queue that the space does not hold"
 
+# %% ../nbs/04_hpo.ipynb #90c58f79
 @patch
 def drawn(self: Search, trial: Trial) -> dict:
     "The parameters of a trial. Raises `TrialPruned` where the space refuses them, or does not hold what was queued."
@@ -842,6 +845,7 @@ def told(self: Search, trial, values=None, state=None):
         if not tell_at_once(self.study, trial, values, state): self.study.tell(trial, values, state=state, skip_if_finished=True)
     finally: self.study._thread_local.in_optimize_loop = False
 
+# %% ../nbs/04_hpo.ipynb #ce00d980
 @patch
 def tell(self: Search, run: Running, verdict, build: float):
     "A stopped trial is told its predicted mean or pruned; a complete one the mean over its folds"

@@ -174,6 +174,7 @@ def _adapted(model, config): # [(in, out)] of linear layers below the adapter; w
               if m is not words and not aside(n) and named(n)]
     return [_ins_and_outs(m) for m in linear], sum(p.numel() for n, p in model.named_parameters() if aside(n))
 
+# %% ../nbs/05c_status.ipynb #062bc87e
 def _under_adapter(model, config, layers): # bytes of a layer's inputs and outputs that an adapter keeps for each token
     "What an adapter adds to the shape of a model, one that is there or one that is asked for"
     if hasattr(model, 'peft_config'):
@@ -197,6 +198,7 @@ def _weight_bytes(model, half): # half: in bf16 as `TrainConfig.weights` has it
     return dict(weights=sum(p.numel() for p in weights), trained=sum(p.numel() for p in trained), held=sum(held.values()),
                 trains=sum(held[id(p)] for p in trained), cast=2 * sum(p.numel() for p in copied))
 
+# %% ../nbs/05c_status.ipynb #da736b8f
 def model_shape(
     model, # of transformers, or its configuration: the sequence classifier is counted then
     config: TrainConfig | None = None # its adapter, formats and attention count; None: the defaults
@@ -222,6 +224,7 @@ def model_shape(
 
 SPARE = 1.2 # what activations were measured to take over their count: pieces between them, and what lives for a moment
 
+# %% ../nbs/05c_status.ipynb #81131f68
 def memory_estimate(
     shape: dict, # see `model_shape`; at least weights, layers, hidden and heads
     rows: int, max_length: int = 512, # of a micro-batch; tokens of each
@@ -244,6 +247,7 @@ def memory_estimate(
                 training=(3 if c.ema else 2) * s['trains'] + moments,
                 activations=SPARE * rows * max_length * (whole * bytes_each / 2 + 8 * s['vocabulary']))
 
+# %% ../nbs/05c_status.ipynb #fd4a1be5
 def rows_that_fit(
     total_bytes: int, # of the card
     shape: dict, # see `model_shape`
@@ -281,6 +285,7 @@ def _batch(hw, model, max_length, asked, compute):
     if way != 'off': twice += ', and keeps activations of one layer at a time'
     return (None if fits[way] >= effective else rows, way), Reason(why, 'arithmetic'), Reason(f'{why}; {twice}', 'arithmetic')
 
+# %% ../nbs/05c_status.ipynb #ea3d74fe
 def _machine(name):
     "The machine that a preset is for, and its card"
     if isinstance(name, Hardware): return name, name.card
@@ -288,6 +293,7 @@ def _machine(name):
     if (card := known_gpu(str(name))) is None: raise InputError(f'preset {name!r}: no such card; expected auto or one of {", ".join(sorted({slug(n) for n in gpu_table()}))}')
     return hardware_with(card), slug(card.name)
 
+# %% ../nbs/05c_status.ipynb #dc6adbc5
 def preset_of(
     card='auto', # 'auto', a card by name ('rtx3090', 'rtx5090', 'h100', 'RTX 4090', ...), or a `Hardware`
     model=None, # of transformers, or its configuration: for the arithmetic on memory

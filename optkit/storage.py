@@ -224,6 +224,7 @@ def read_mode(
     if log_bytes: return Choice('ro', 'its write-ahead log holds what the file does not')
     return Choice('immutable', 'the index of a write-ahead log cannot be made beside it, and there is nothing in the log')
 
+# %% ../nbs/03e_storage.ipynb #5a5715bf
 def _read_only(file):
     "Optuna's storage on a file that is only read; SQLite itself gets the address, which is so unquoted once"
     mode = read_mode(os.access(file.parent, os.W_OK), _log_bytes(file)).value

@@ -471,6 +471,7 @@ def _evaluator():
     import optuna
     with silent(): return optuna.importance.PedAnovaImportanceEvaluator() # says that it is experimental when it is made
 
+# %% ../nbs/06_views.ipynb #bee2108a
 def _importance(study, rows):
     "What mattered, once eight trials have a value"
     import optuna
@@ -499,6 +500,7 @@ def _best_line(view):
         at.append(r['number']); values.append(view.plain(best))
     return at, values
 
+# %% ../nbs/06_views.ipynb #19218262
 def _reached(view):
     "How many trials reached each fold"
     folds = view.settings.get('folds', 1)

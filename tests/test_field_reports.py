@@ -1417,7 +1417,7 @@ def test_field_what_was_noticed_in_a_file_is_a_decision(tmp_path):
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ['a b', 'a#b', 'a?b', 'a%20c', 'a:b', 'file:x', 'a{b}']
-ROOTLESS = pytest.mark.skipif(os.geteuid() == 0, reason='needs a user who is not root')
+ROOTLESS = pytest.mark.skipif(os.geteuid() == 0, reason='root may write anywhere')
 
 
 @pytest.fixture(scope='module')
@@ -1545,7 +1545,7 @@ def test_field_a_study_in_a_folder_of_any_name_opens_again(tmp_path, monkeypatch
 @pytest.mark.parametrize('name', [*NAMES, 's3:x', '~x'])
 @pytest.mark.parametrize('end', ['csv', 'tsv', 'jsonl', 'csv.gz', 'parquet'])
 def test_field_a_table_under_any_path_is_read(tmp_path, monkeypatch, name, end):
-    if end == 'parquet': pytest.importorskip('pyarrow', reason='needs pyarrow')
+    if end == 'parquet': pytest.importorskip('pyarrow', reason='pyarrow, which is optional, is not installed')
     monkeypatch.chdir(tmp_path)
     Path(name).mkdir()
     table, file = pd.DataFrame(dict(t=['x y', 'z'], y=['a', 'b'])), tmp_path / name / f'd:a#t.{end}'
