@@ -15,7 +15,8 @@ import torch
 
 from optkit.fast import FlatAdamW
 from optkit.hardware import detect
-from optkit.timing import Variant, compare, record, save_records
+from optkit.timing import compare, Variant
+from optkit.records import record, save_records
 from peers import model_of
 
 

@@ -11,11 +11,12 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from optkit.data import steps
+from optkit.steps import steps
 from optkit.engine import Engine
 from optkit.hardware import detect
 from optkit.precision import choose_precision
-from optkit.timing import Variant, compare, record, save_records
+from optkit.timing import compare, Variant
+from optkit.records import record, save_records
 from peers import model_of, rows_of
 
 MODES = (None, 'default', 'reduce-overhead')

@@ -34,13 +34,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
-from optkit.data import table_from, tokenise
-from optkit.engine import load_model, load_tokenizer, quiet
+from optkit.table import table_from
+from optkit.store import tokenise
+from optkit.models import load_model, load_tokenizer, quiet
 from optkit.folds import repeated_folds
 from optkit.hardware import detect
 from optkit.metrics import score
-from optkit.timing import Record, median_ratio, quantiles, read_json, save_records, write_json
-from optkit.trainer import TrainConfig, Trainer, make_engine
+from optkit.base import read_json, write_json
+from optkit.timing import median_ratio
+from optkit.records import quantiles, Record, save_records
+from optkit.config import TrainConfig
+from optkit.build import make_engine
+from optkit.trainer import Trainer
 
 ROWS = 'hoc_pairs.jsonl.gz'
 SHARED = Path(__file__).resolve().parents[2] / 'shared' / 'data' / 'hoc_pairs' / ROWS
@@ -48,7 +53,7 @@ SHARED = Path(__file__).resolve().parents[2] / 'shared' / 'data' / 'hoc_pairs' /
 
 def pack(folder):
     "What the run needs, in one folder"
-    from optkit.engine import demo_model_folder
+    from optkit.models import demo_model_folder
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with quiet():

@@ -23,12 +23,14 @@ import numpy as np
 import torch
 import transformers
 
-from optkit.data import TokenStore, steps
-from optkit.engine import training_flops
-from optkit.fast import WHOSE_ATTENTION, FastEngine, keep_compiled
+from optkit.store import TokenStore
+from optkit.steps import steps
+from optkit.sizes import training_flops
+from optkit.fast import FastEngine, keep_compiled, WHOSE_ATTENTION
 from optkit.hardware import detect
 from optkit.precision import choose_precision
-from optkit.timing import Variant, compare, record, save_records
+from optkit.timing import compare, Variant
+from optkit.records import record, save_records
 
 ROWS = 32  # of an optimizer step
 LONG = {'hf-best-compile': 240., 'optkit': 60., 'optkit, attention of transformers': 80., 'optkit, attention of transformers, tuned': 80., 'of any length': 60., 'tuned': 80., 'tiled': 60., 'tuned, tiled': 80., 'realized': 60., 'tuned, realized': 80., 'fused by four': 60., 'unfused': 60., 'octave=4': 40., 'six shapes': 40., 'all positions': 40., 'in turn': 40., 'by slot': 90.}  # W1: seconds that building may take on a GPU: with less before --limit they are left out; others take about as long as the longest so far

@@ -27,15 +27,21 @@ import optuna, psutil
 from optuna.distributions import json_to_distribution
 
 from minilm_folds import found, read_rows, thinned
-from optkit.data import InputError, table_from, tokenise
-from optkit.engine import load_model, load_tokenizer
+from optkit.base import InputError
+from optkit.table import table_from
+from optkit.store import tokenise
+from optkit.models import load_model, load_tokenizer
 from optkit.folds import stratified_folds
 from optkit.hardware import detect
-from optkit.hpo import TrainerRunner, as_space, best_complete, curves, ended, spent, tune
+from optkit.space import as_space, best_complete, curves, ended, spent, TrainerRunner
+from optkit.hpo import tune
 from optkit.simulator import simulate
 from optkit.storage import silent, sqlite_storage
-from optkit.timing import provenance, quantiles, read_json, write_json
-from optkit.trainer import TrainConfig, Trainer, make_engine, with_rows
+from optkit.base import read_json, write_json
+from optkit.records import provenance, quantiles
+from optkit.config import TrainConfig
+from optkit.build import make_engine
+from optkit.trainer import Trainer, with_rows
 
 STRATEGIES = ('none', 'hyperband', 'reports', 'racing')
 BATCHES = (32, 64, 128)

@@ -71,12 +71,15 @@ def looker(folder):
 def training(args, folder):
     "An engine and a function that makes one step and writes a reading"
     import numpy as np
-    from optkit.data import MicroBatch, read_table, tokenise
-    from optkit.engine import load_model, load_tokenizer
+    from optkit.table import read_table
+    from optkit.store import tokenise
+    from optkit.steps import MicroBatch
+    from optkit.models import load_model, load_tokenizer
     from optkit.hardware import detect
-    from optkit.job import DEMO_DATA
+    from optkit.table import DEMO_DATA
     from optkit.progress import Meter
-    from optkit.trainer import TrainConfig, make_engine
+    from optkit.config import TrainConfig
+    from optkit.build import make_engine
     hardware, tokenizer, table = detect(), load_tokenizer(args.model), read_table(DEMO_DATA, 'subject', 'label', 'body')
     said('packages imported, data read')
     engine = make_engine(load_model(args.model, table.classes, tokenizer), TrainConfig(lr=1e-5, effective_batch=args.rows), hardware)
@@ -106,7 +109,7 @@ def beside_steps(turns, at):
 
 def measure(args, folder, looker_pid):
     "Turns of the four ways, by two clocks"
-    from optkit.timing import Variant, compare, median_ratio
+    from optkit.timing import compare, median_ratio, Variant
     hardware, engine, step = training(args, folder)
     for _ in range(3): start = time.perf_counter(); step(); one = time.perf_counter() - start
     said(f'a step takes {one:.3g} s')
@@ -137,7 +140,7 @@ def measure(args, folder, looker_pid):
 
 def in_kernel(argv, folder, looker_pid):
     "What the kernel runs: measures, and writes the record"
-    from optkit.timing import record, save_records
+    from optkit.records import record, save_records
     args, folder = parse(argv), Path(folder)
     hardware, more, wall, cpu = measure(args, folder, looker_pid)
     print(wall, cpu, more, sep='\n')

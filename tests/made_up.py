@@ -1,8 +1,8 @@
 "What several test files begin with"
 import pandas as pd
 
-from optkit.data import example_table, word_tokenizer
-from optkit.engine import example_model
+from optkit.store import example_table, word_tokenizer
+from optkit.models import example_model
 
 
 def model_and_pairs(folder, rows, **columns):

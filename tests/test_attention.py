@@ -10,7 +10,9 @@ import transformers as tf
 from hypothesis import given, settings, strategies as st
 
 from optkit import attention
-from optkit.attention import FARTHEST, Places, _attend, _attend_back, _places_of, attend_in_places, attention_kind, move, pair_bias, pair_bias_back, placed_backward, placed_forward, position_rows, skew
+from optkit.attention import (
+    _attend, _attend_back, _places_of, attend_in_places, attention_kind, FARTHEST, move, pair_bias, pair_bias_back,
+    placed_backward, placed_forward, Places, position_rows, skew)
 
 torch.set_num_threads(1)
 

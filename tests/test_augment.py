@@ -3,12 +3,15 @@ import numpy as np
 import pytest
 import torch
 
-from optkit.augment import AUGMENTS, augmented, framing, noised
-from optkit.data import InputError, TokenStore, example_table, tokenise, word_tokenizer
-from optkit.engine import example_model
+from optkit.augment import augmented, AUGMENTS, framing, noised
+from optkit.base import InputError
+from optkit.store import example_table, tokenise, TokenStore, word_tokenizer
+from optkit.models import example_model
 from optkit.folds import stratified_folds
 from optkit.hardware import detect
-from optkit.trainer import CHANGES_NOTHING, TrainConfig, Trainer, fold_runner, make_engine
+from optkit.config import TrainConfig
+from optkit.build import make_engine
+from optkit.trainer import CHANGES_NOTHING, fold_runner, Trainer
 
 
 @pytest.fixture(scope='module')

@@ -7,11 +7,18 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from optkit.batch_finder import Probe, accumulation_for, find_batch_size, is_out_of_memory, next_probe, predict_limit, predict_peak
-from optkit.batch_finder import MemoryProbe, Peak, exchange_nothing, find_batch_table, find_max_tokens, planned_updates, preserved, worst
-from optkit.data import LAYOUT_LABELS, Table, steps, table_from, tokenise, word_tokenizer
-from optkit.engine import Engine, EvaluationProbe, PackProbe, StepProbe, example_model, plan_batch, plan_evaluation, plan_table, plan_tokens
-from optkit.hardware import Choice, hardware_with
+from optkit.batch_finder import (
+    accumulation_for, find_batch_size, is_out_of_memory, next_probe, predict_limit, predict_peak, Probe)
+from optkit.batch_finder import (
+    exchange_nothing, find_batch_table, find_max_tokens, MemoryProbe, Peak, planned_updates, preserved, worst)
+from optkit.table import Table, table_from
+from optkit.store import tokenise, word_tokenizer
+from optkit.steps import LAYOUT_LABELS, steps
+from optkit.models import example_model
+from optkit.engine import Engine
+from optkit.sizes import EvaluationProbe, PackProbe, plan_batch, plan_evaluation, plan_table, plan_tokens, StepProbe
+from optkit.base import Choice
+from optkit.hardware import hardware_with
 from optkit.precision import choose_precision
 
 torch.set_num_threads(1)
@@ -557,7 +564,8 @@ def test_exact_to_the_row_when_asked(quick):
 
 @pytest.mark.parametrize('rows, effective, epochs, updates', [(1000, 128, 3, 24), (128, 128, 1, 1), (129, 128, 1, 2), (7, 128, 5, 5)])
 def test_updates_do_not_depend_on_the_physical_batch(rows, effective, epochs, updates):
-    from optkit.data import example_table, steps, tokenise, word_tokenizer
+    from optkit.store import example_table, tokenise, word_tokenizer
+    from optkit.steps import steps
     store = tokenise(example_table(rows), word_tokenizer(), 32, progress=False)
     assert planned_updates(rows, effective, epochs) == updates
     for physical in (3, effective): assert sum(1 for e in range(epochs) for _ in steps(store, np.arange(rows), effective, epoch=e, physical=physical)) == updates
@@ -617,8 +625,11 @@ if kind == 'ddp':
     print('gradient', model.module[0].weight.grad.sum().item(), flush=True)
 if kind == 'engine':
     import numpy as np
-    from optkit.data import example_table, steps, tokenise, word_tokenizer
-    from optkit.engine import Engine, example_model, plan_batch, plan_evaluation, plan_table, plan_tokens
+    from optkit.store import example_table, tokenise, word_tokenizer
+    from optkit.steps import steps
+    from optkit.engine import Engine
+    from optkit.models import example_model
+    from optkit.sizes import plan_batch, plan_evaluation, plan_table, plan_tokens
     from optkit.hardware import hardware_with
     from optkit.precision import choose_precision
     store = tokenise(example_table(64), word_tokenizer(), 64, progress=False)
@@ -960,7 +971,7 @@ def test_a_predicted_peak_is_that_of_a_linear_card(base, row, update, sizes, bat
 
 def test_a_probe_that_knows_its_model_leaves_it_as_it_was():
     "Without `preserved` around the search; also when the step fails with something else"
-    from optkit.data import InputError
+    from optkit.base import InputError
     model = torch.nn.Linear(4, 2)
     optimizer, before = torch.optim.AdamW(model.parameters()), [p.clone() for p in model.parameters()]
     def step(rows):

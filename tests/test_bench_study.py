@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optkit.data import InputError, word_tokenizer
-from optkit.engine import example_model
-from optkit.hpo import ended, spent
-from optkit.timing import read_json
+from optkit.base import InputError
+from optkit.store import word_tokenizer
+from optkit.models import example_model
+from optkit.space import ended, spent
+from optkit.base import read_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'bench'))
 import study

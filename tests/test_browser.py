@@ -154,16 +154,19 @@ def cell_text(page, cell): return page.js(f"{PANEL}.content.widgets[{cell}].node
 TRAINING = '''
 import sys
 import numpy as np
-from optkit.data import example_table, tokenise, word_tokenizer
-from optkit.engine import example_model
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.models import example_model
 from optkit.hardware import detect
-from optkit.trainer import TrainConfig, Trainer, make_engine
+from optkit.config import TrainConfig
+from optkit.trainer import Trainer
+from optkit.build import make_engine
 store, config = tokenise(example_table(200), word_tokenizer(), 48, progress=False), TrainConfig(epochs=5000, lr=1e-3, precision='fp32', read_every=2)
 Trainer(make_engine(example_model(), config, detect()), store, config, folder=sys.argv[1]).fit(np.arange(160), np.arange(160, 200))
 '''
 STUDY = '''
 import sys, time
-from optkit.hpo import simulated_runner, tune
+from optkit.simulator import simulated_runner
+from optkit.hpo import tune
 plain = simulated_runner()
 def slow(params, fold):
     for value in plain(params, fold): time.sleep(.005); yield value
@@ -240,7 +243,8 @@ def test_a_page_answers_while_the_study_that_it_shows_grows(page, lab, at_work):
 
 
 def test_long_curves_without_markers_hold_a_page_less(page, lab):
-    from optkit.hpo import simulated_runner, tune
+    from optkit.simulator import simulated_runner
+    from optkit.hpo import tune
     address, folder = lab
     shutil.rmtree(folder / 'long', ignore_errors=True)
     tune(simulated_runner(epochs=30), ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 101, folds=3, strategy='none', storage=folder / 'long', progress=False)
@@ -261,7 +265,8 @@ def test_long_curves_without_markers_hold_a_page_less(page, lab):
 
 
 def test_the_claims_are_filtered_and_a_study_looked_back_at(page, lab):
-    from optkit.hpo import simulated_runner, tune
+    from optkit.simulator import simulated_runner
+    from optkit.hpo import tune
     address, folder = lab
     shutil.rmtree(folder / 'old', ignore_errors=True)
     tune(simulated_runner(), ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 30, folds=3, storage=folder / 'old', progress=False)

@@ -6,17 +6,39 @@ import numpy as np
 import pytest
 import torch
 
+from optkit import base as base_module
+from optkit import bench as bench_module
+from optkit import ladder as ladder_module
+from optkit import experiments as experiments_module
+from optkit import ledger as ledger_module
+from optkit import optimize as optimize_module
+from optkit import page as page_module
+from optkit import records as records_module
+from optkit import workloads as workloads_module
 from optkit import claims as module
-from optkit.claims import (EXPERIMENTS, TOP, VERDICTS, LostDevice, TimeOver, Work, add_pass, attempt, agreement, all_claims, bench, bench_of, best_order, break_even, check_same_run, choose_setting, claim_verdict, deadline, epochs_to_reach, expected_cost, judged_count, same_sides, withdraw,
-                           figures, hours_with_compile, judge, ledger_page, ledger_path, loss_verdict, made_up_store, new_row, next_work, one_verdict, optimize, problem, read_ledger, recorded, reserve_of, run_plan, settle, share_of,
-                           size_step, step_flops, ledger_summary, switch_sides, timed_sides, training_bytes, with_record, workload_problem)
-from optkit.data import InputError, example_table, tokenise, word_tokenizer
-from optkit.engine import example_model, training_flops
-from optkit.hardware import detect, hardware_with, known_gpu
+from optkit.claims import all_claims, claim_verdict, judge, loss_verdict, one_verdict, VERDICTS
+from optkit.workloads import bench_of, made_up_store, same_sides, size_step, step_flops, timed_sides, workload_problem
+from optkit.experiments import (
+    break_even, epochs_to_reach, EXPERIMENTS, hours_with_compile, judged_count, switch_sides, TOP, training_bytes)
+from optkit.ledger import (
+    add_pass, best_order, check_same_run, expected_cost, ledger_path, new_row, next_work, problem, read_ledger,
+    recorded, reserve_of, share_of, with_record, withdraw, Work)
+from optkit.bench import (
+    agreement, attempt, bench, deadline, figures, ledger_page, ledger_summary, LostDevice, run_plan, settle,
+    TimeOver)
+from optkit.optimize import choose_setting, optimize
+from optkit.base import InputError
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.models import example_model
+from optkit.sizes import training_flops
+from optkit.cards import known_gpu
+from optkit.hardware import detect, hardware_with
 from optkit.ladder import default_rungs
-from optkit.report import claims as claim_table, roofline_figure
-from optkit.timing import LABELS, load_records
-from optkit.trainer import CLAIM_SWITCHES, TrainConfig
+from optkit.claims import claims as claim_table
+from optkit.page import roofline_figure
+from optkit.records import LABELS, load_records
+from optkit.config import TrainConfig
+from optkit.ladder import CLAIM_SWITCHES
 
 torch.set_num_threads(1)
 CPU, H100, T4 = hardware_with(None), hardware_with(known_gpu('H100 SXM')), hardware_with(known_gpu('T4'))
@@ -33,7 +55,7 @@ def tiny(store): return settle(bench_of(example_model(), store, detect(), 8, los
 def fresh(): return dict(rows=[new_row(c) for c in all_claims().values()], ladder=None, settings={}, provenance=dict(card='cpu'))
 
 def saved(path, **changes):
-    data = dict(kind=module.KIND, format=module.FORMAT, **fresh()) | changes
+    data = dict(kind=ledger_module.KIND, format=ledger_module.FORMAT, **fresh()) | changes
     path.write_text(json.dumps(data))
     return data
 
@@ -170,21 +192,21 @@ def test_share_and_costs():
     assert share_of(180, 60) == 1.5 and share_of(1, 60) == 1. and share_of(1e6, 60) == 12.
     cost = lambda i, kind, **k: expected_cost(i, kind, 'alone', **dict(step_s=.3, share_s=2., cuda=True, loss_steps=8) | k)
     assert cost('profile', 'profile') < 1 < cost('bf16', 'switch') < cost('compile', 'compile') < cost('compile_max_autotune', 'compile')
-    assert cost('single_item', 'item', step_s=2.) == pytest.approx(module.CYCLE * 2. * 3 * (1.4 * module.ENOUGH + 4)), 'a round of three sides holds a cycle of steps on a GPU'
+    assert cost('single_item', 'item', step_s=2.) == pytest.approx(workloads_module.CYCLE * 2. * 3 * (1.4 * page_module.ENOUGH + 4)), 'a round of three sides holds a cycle of steps on a GPU'
     assert cost('bf16', 'switch', step_s=1.) > cost('bf16', 'switch') and cost('all_5090', 'switch', warm=True) < cost('all_5090', 'switch')
-    assert module.ladder_cost(.3, 2., True, 8) < module.ladder_cost(.3, 2., True, 8, True, True) < module.ladder_cost(.3, 2., True, 8, True)
+    assert ledger_module.ladder_cost(.3, 2., True, 8) < ledger_module.ladder_cost(.3, 2., True, 8, True, True) < ledger_module.ladder_cost(.3, 2., True, 8, True)
 
 
 def test_ladder_in_the_best_order():
     rungs = default_rungs(H100, 32, 32)
     names = [r.claim or 'padded' for r in best_order(rungs, dict(bf16=2., padded=3., zero_grad_none=1.2, fused_adamw_step=1.1, tf32_on_bf16=1., compile=9.))]
     assert names == ['padded', 'bf16', 'zero_grad_none', 'fused_adamw_step', 'tf32_on_bf16', 'length_bucketing', 'compile']
-    assert best_order((module.FAST_RUNG, *rungs), {})[-1] is module.FAST_RUNG
+    assert best_order((ledger_module.FAST_RUNG, *rungs), {})[-1] is ledger_module.FAST_RUNG
 
 
 def test_a_ladder_says_what_it_left_out_and_is_measured_again(tiny):
     data = fresh()
-    works = lambda: [w for w in module.works_of(data, tiny, 1., set()) if w.view == 'ladder']
+    works = lambda: [w for w in ledger_module.works_of(data, tiny, 1., set()) if w.view == 'ladder']
     assert works()[0].passes == 0
     data['ladder'] = dict(rows=[], left_out='torch.compile: about 300 s were needed, 100 s were left')
     assert works()[0].passes == 0
@@ -194,10 +216,10 @@ def test_a_ladder_says_what_it_left_out_and_is_measured_again(tiny):
 
 def test_a_ladder_for_real_with_a_fast_engine(tiny, monkeypatch):
     before = {k: v.clone() for k, v in tiny.model.state_dict().items()}
-    monkeypatch.setattr(module, 'default_rungs', lambda *a: (*default_rungs(CPU, 8, 8), module.FAST_RUNG))
-    found = module.climb(tiny, fresh(), .4)
+    monkeypatch.setattr(ledger_module, 'default_rungs', lambda *a: (*default_rungs(CPU, 8, 8), ledger_module.FAST_RUNG))
+    found = ledger_module.climb(tiny, fresh(), .4)
     last = found['rows'][-1]
-    assert last['variant'] == module.FAST_RUNG.name and last['ratio']['p50'] > 0 and last['padded_tokens_per_s'] is None and abs(last['loss']['difference']) < 1e-4
+    assert last['variant'] == ledger_module.FAST_RUNG.name and last['ratio']['p50'] > 0 and last['padded_tokens_per_s'] is None and abs(last['loss']['difference']) < 1e-4
     assert all(torch.equal(v, tiny.model.state_dict()[k]) for k, v in before.items()), 'the fast engine worked on a copy'
 
 
@@ -250,7 +272,7 @@ def test_two_sides_that_are_the_same_on_a_workload_are_not_timed(tiny, monkeypat
     assert same(attention='sdpa') == 'the model has SDPA already' and not same(attention='eager') and not same(attention='sdpa', fused=True)
     assert 'by itself' in same_sides(tiny, replace(base, precision=None), base) and not same(precision='bf16') and 'same settings' in same()
     assert 'same micro-batches' in same(physical_batch=8) and not same(physical_batch=4) and not same(layout='packed') and not same(layout='padded')
-    monkeypatch.setattr(module, 'timed', lambda *a, **k: pytest.fail('it was timed'))
+    monkeypatch.setattr(workloads_module, 'timed', lambda *a, **k: pytest.fail('it was timed'))
     data = fresh()
     assert attempt(tiny, Work('sdpa_step', 'alone', 1.), data, 1.) == 'not applicable: the model has SDPA already' and not any(r['passes'] for r in data['rows'])
     tiny.model.set_attn_implementation('eager')
@@ -276,7 +298,7 @@ def test_a_bench_packs_as_the_configuration_says(tiny):
     packed = lambda most: replace(tiny.plain, layout='packed', max_tokens=most)
     longest = int(tiny.store.lengths.max())
     assert not same_sides(tiny, packed(longest), packed(8 * longest))
-    assert max(m.tokens for step in module._planned(tiny.store, tiny.rows, packed(longest), 4) for m in step) <= longest
+    assert max(m.tokens for step in ladder_module.planned_steps(tiny.store, tiny.rows, packed(longest), 4) for m in step) <= longest
 
 
 def test_flash_is_timed_only_where_it_runs(tiny, store):
@@ -291,7 +313,7 @@ def test_flash_is_timed_only_where_it_runs(tiny, store):
     assert attempt(dropping, Work('flash_step', 'alone', 1.), data, .1) == 'not applicable: math attention of torch runs in a step here, not flash (which takes 16 bits and no mask on a GPU, no dropout on a CPU)'
     assert dropping.model.config._attn_implementation == 'sdpa'
     still = settle(bench_of(example_model(dropout=0.), store, detect(), 8, loss_steps=2))
-    assert module._why_no_flash(still, switch_sides(still, claim)[1]) == '' and 'no attention of torch' in module._why_no_flash(still, switch_sides(still, claim)[0])
+    assert experiments_module._why_no_flash(still, switch_sides(still, claim)[1]) == '' and 'no attention of torch' in experiments_module._why_no_flash(still, switch_sides(still, claim)[0])
 
 
 def test_loader_workers_are_judged_at_the_count_of_the_claim(tiny, monkeypatch):
@@ -302,20 +324,20 @@ def test_loader_workers_are_judged_at_the_count_of_the_claim(tiny, monkeypatch):
     counts = [0, 1, 2, 4, 8, 16]
     fast = {n: 1. if n == 8 else .5 for n in counts} # 8 is the slowest
     found = SimpleNamespace(ratio=lambda name, base=None: Ratio(1., .9, 1.1), seconds={f'{n} workers': np.full(6, fast[n]) for n in counts}, warm_up=1, disturbed=[], peak_bytes={})
-    monkeypatch.setattr(module, '_time_epochs', lambda *a: found)
+    monkeypatch.setattr(experiments_module, '_time_epochs', lambda *a: found)
     tiny.hardware = replace(tiny.hardware, cpu=replace(tiny.hardware.cpu, usable=16))
-    done = module.try_epoch(tiny, all_claims()['num_workers'], 1.)
+    done = experiments_module.try_epoch(tiny, all_claims()['num_workers'], 1.)
     assert done['variant'] == '8 workers' and done['ratios'] == [.5] * 6 and len(done['extra']['curve']) == 6 and done['note'].startswith('8 workers, which the claim names')
 
 
 def test_margins_that_come_to_the_same_rows_are_not_compared(tiny, monkeypatch):
     tiny.cache['largest'] = 10
     monkeypatch.setattr(torch.cuda, 'mem_get_info', lambda: (1, 1))
-    with pytest.raises(InputError, match='not applicable: 10 rows of .* both margins are 9'): module.try_margin(tiny, all_claims()['safety_margin'], 1.)
+    with pytest.raises(InputError, match='not applicable: 10 rows of .* both margins are 9'): experiments_module.try_margin(tiny, all_claims()['safety_margin'], 1.)
 
 
 def test_rows_with_sizes_of_their_own_say_so(tiny):
-    for i in ('sdpa', 'flash_attention', 'bf16_native'): assert EXPERIMENTS[all_claims()[i].kind](tiny, all_claims()[i], .05)['note'].endswith(module.FIXED)
+    for i in ('sdpa', 'flash_attention', 'bf16_native'): assert EXPERIMENTS[all_claims()[i].kind](tiny, all_claims()[i], .05)['note'].endswith(experiments_module.FIXED)
 
 
 def test_a_row_that_was_withdrawn_counts_nowhere_and_is_measured_again(tiny, faked, tmp_path):
@@ -324,7 +346,7 @@ def test_a_row_that_was_withdrawn_counts_nowhere_and_is_measured_again(tiny, fak
     assert (row['ratio'], row['verdict'], row['source'], row['passes'], row['rounds'], row['reason']) == (None, None, None, {}, {}, 'withdrawn: both sides were the same') and row['withdrawn']['ratio']['p50'] == .98
     path = ledger_of(tmp_path, 'w2', [row], set(all_claims()) - {claim.id})
     data = read_ledger(path)
-    assert (figures(data)['figure'], figures(data)['reason']) == ([], [claim.id]) and 'a factor: none' in ledger_summary(data)[1] and claim.id not in module.recorded_factors('h100', tmp_path)
+    assert (figures(data)['figure'], figures(data)['reason']) == ([], [claim.id]) and 'a factor: none' in ledger_summary(data)[1] and claim.id not in optimize_module.recorded_factors('h100', tmp_path)
     assert 'both sides were the same' in ledger_page(path).read_text('utf-8')
     from optkit.status import gain_of
     from optkit.views import claims_view
@@ -348,10 +370,10 @@ def test_a_start_that_asks_for_a_row_alone_takes_what_an_earlier_one_measured(ti
 def test_a_stall_before_the_plan_leaves_no_rows_out(tiny, monkeypatch):
     from types import SimpleNamespace
     told = iter([[7.7], [.3, .2], [.4, .1, 5.]])
-    monkeypatch.setattr(module, 'timed', lambda *a, **k: SimpleNamespace(seconds=dict(step=next(told))))
-    assert module.quickest(tiny, SimpleNamespace(step=None), 2., 5) == .2 and module.quickest(tiny, SimpleNamespace(step=None), 2., 5) == .1
+    monkeypatch.setattr(bench_module, 'timed', lambda *a, **k: SimpleNamespace(seconds=dict(step=next(told))))
+    assert bench_module.quickest(tiny, SimpleNamespace(step=None), 2., 5) == .2 and bench_module.quickest(tiny, SimpleNamespace(step=None), 2., 5) == .1
     told = iter([[70.]])  # that slow: not timed again
-    assert module.quickest(tiny, SimpleNamespace(step=None), 2., 5) == 70.
+    assert bench_module.quickest(tiny, SimpleNamespace(step=None), 2., 5) == 70.
 
 
 def test_a_derived_row_that_waited_says_what_it_waits_for_after_each_start(tiny, faked):
@@ -371,24 +393,24 @@ def test_a_row_with_too_few_rounds_comes_before_one_with_a_wide_interval():
 
 def test_a_start_compiles_everything_anew_and_leaves_the_users_folder(monkeypatch, tmp_path):
     monkeypatch.setenv('TORCHINDUCTOR_CACHE_DIR', str(tmp_path)); monkeypatch.delenv('TRITON_CACHE_DIR', raising=False)
-    with pytest.raises(KeyError), module.nothing_compiled():
+    with pytest.raises(KeyError), bench_module.nothing_compiled():
         assert os.environ['TORCHINDUCTOR_CACHE_DIR'] != str(tmp_path) and 'TRITON_CACHE_DIR' in os.environ
         raise KeyError
     assert os.environ['TORCHINDUCTOR_CACHE_DIR'] == str(tmp_path) and 'TRITON_CACHE_DIR' not in os.environ
 
 
 def test_the_committed_ledgers_hold_no_row_that_measured_something_else():
-    folder = module.results_folder()
+    folder = records_module.results_folder()
     rows = lambda name: {r['claim']: r for r in read_ledger(folder / f'{name}-claims-h200.json')['rows']}
     for row in (rows('w2')['sdpa_step'], rows('w3')['flash_step']): assert row['passes'] or row['ratio'] is None is row['verdict'] and row['reason'].startswith(('withdrawn', 'not applicable'))
     for name in ('w1-claims-h200', 'w1-claims-h200-again'):
         row = next(r for r in read_ledger(folder / f'{name}.json')['rows'] if r['claim'] == 'num_workers')
         assert row['against'] == '8 workers' and row['ratio'] == next(p[2] for p in row['extra']['curve'] if p[0] == 8) and row['verdict'] == one_verdict(judge(all_claims()['num_workers'], row['ratio']))
-    for name, i in (('w2', 'sdpa'), ('w3', 'flash_attention'), ('w3', 'bf16_native')): assert rows(name)[i]['note'].endswith(module.FIXED)
+    for name, i in (('w2', 'sdpa'), ('w3', 'flash_attention'), ('w3', 'bf16_native')): assert rows(name)[i]['note'].endswith(experiments_module.FIXED)
 
 
 def test_a_round_holds_the_same_steps_as_every_other_where_steps_are_short(tiny, monkeypatch):
-    monkeypatch.setattr(module.Bench, 'cycle', 4)  # as on a GPU
+    monkeypatch.setattr(workloads_module.Bench, 'cycle', 4)  # as on a GPU
     taken = []
     def slow(side, number):
         taken.append(number)
@@ -400,7 +422,7 @@ def test_a_round_holds_the_same_steps_as_every_other_where_steps_are_short(tiny,
     ratio = found.ratio('b')
     assert 1.3 < ratio.p50 < 2.5
     assert .0025 <= np.median(found.seconds['b']) < .01, 'seconds are of a step: four together sleep for .01'
-    rows = module.rates(tiny, found, sides['b'], 'b')
+    rows = workloads_module.rates(tiny, found, sides['b'], 'b')
     held = np.mean([sum(tiny.store.lengths[m.rows].sum() for m in s) for s in sides['b'].plan])
     assert rows['tokens_per_s']['p50'] == pytest.approx(held / np.median(found.seconds['b']), rel=.05) and len(sides['b'].plan) == 4
 
@@ -449,7 +471,7 @@ def test_no_record_of_another_workload_answers_a_row(tmp_path):
 
 def ledger_of(folder, workload, rows, left_out=()):
     rows = {r['claim']: r for r in rows}
-    data = dict(kind=module.KIND, format=module.FORMAT, settings=dict(workload=workload, card='h100'), provenance=dict(card='h100'), ladder=None,
+    data = dict(kind=ledger_module.KIND, format=ledger_module.FORMAT, settings=dict(workload=workload, card='h100'), provenance=dict(card='h100'), ladder=None,
                 rows=[rows.get(i) or dict(new_row(c), reason='not asked for' if i in left_out else None) for i, c in all_claims().items()])
     (folder / f'{workload}-claims-h100.json').write_text(json.dumps(data))
     return folder / f'{workload}-claims-h100.json'
@@ -462,7 +484,7 @@ def test_rows_that_were_not_asked_for_are_no_missing_results(tmp_path):
     done, summary = figures(data), ledger_summary(data)
     assert (done['figure'], done['reason'], set(done['left_out'])) == (['sdpa'], ['dora'], rest)
     assert summary[1].startswith('Of 47 claims, 45 were not asked for; of the other 2, 1 have a figure here and 1 a reason why not') and len(summary) == 5
-    assert 'was not asked for' in summary[0] and len(module.ledger_table(data)) == 2
+    assert 'was not asked for' in summary[0] and len(bench_module.ledger_table(data)) == 2
     page = ledger_page(path).read_text('utf-8')
     assert '45 of 47 claims were not asked for' in page and 'Hyperband' not in page and 'cannot be shown' not in page
 
@@ -488,9 +510,9 @@ def test_what_is_no_ledger_is_left_alone(tmp_path, text):
 
 def test_a_ledger_of_another_version_is_left_alone(tmp_path):
     path = tmp_path / 'mine-claims-cpu.json'
-    saved(path, format=module.FORMAT + 1, settings=dict(workload='mine', card='cpu'))
+    saved(path, format=ledger_module.FORMAT + 1, settings=dict(workload='mine', card='cpu'))
     before = path.read_text()
-    with pytest.raises(InputError, match=f'format {module.FORMAT + 1}, this version reads {module.FORMAT}'): bench('mine', '10s', tmp_path, hardware=CPU)
+    with pytest.raises(InputError, match=f'format {ledger_module.FORMAT + 1}, this version reads {ledger_module.FORMAT}'): bench('mine', '10s', tmp_path, hardware=CPU)
     assert path.read_text() == before
 
 
@@ -514,7 +536,7 @@ def test_bad_input_writes_nothing(tmp_path, settings):
 def test_only_a_run_without_data_says_that_the_demo_mails_stand_in(tmp_path, monkeypatch):
     class Enough(Exception): pass
     def built(*_): raise Enough
-    monkeypatch.setattr(module, 'ready_bench', built)
+    monkeypatch.setattr(bench_module, 'ready_bench', built)
     for data, expected in ((None, 1), (('my.csv', 'text', 'label', None), 0)):
         lines = []
         with pytest.raises(Enough): bench('mine', '10s', tmp_path, data=data, hardware=CPU, say=lines.append)
@@ -522,13 +544,13 @@ def test_only_a_run_without_data_says_that_the_demo_mails_stand_in(tmp_path, mon
         saved(tmp_path / 'mine-claims-cpu.json', settings=dict(workload='mine', card='cpu', data=data and list(data)))
         assert ('no --data was given' in ledger_page(tmp_path).read_text('utf-8')) == bool(expected)
         (tmp_path / 'mine-claims-cpu.json').unlink()
-    assert not module.stand_in(dict(workload='w1', card='h100')) and not module.stand_in(dict(workload='mine', card='cpu')), 'no such setting: not known'
+    assert not bench_module.stand_in(dict(workload='w1', card='h100')) and not bench_module.stand_in(dict(workload='mine', card='cpu')), 'no such setting: not known'
 
 
 @pytest.mark.parametrize('out', ['file/run', 'file/run/a.json', 'file/a.json'])
 def test_a_ledger_that_could_not_be_written_is_said_before_anything_is_measured(tmp_path, out, monkeypatch):
     (tmp_path / 'file').write_text('')
-    monkeypatch.setattr('optkit.claims.ready_bench', lambda *_: pytest.fail('it was built'))
+    monkeypatch.setattr('optkit.bench.ready_bench', lambda *_: pytest.fail('it was built'))
     with pytest.raises(InputError, match='is a file, expected a folder'): bench('mine', '10s', tmp_path / out, hardware=CPU)
 
 
@@ -553,8 +575,8 @@ def fake(bench, claim, share_s, view, earlier):
 @pytest.fixture
 def faked(monkeypatch):
     for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, fake)
-    monkeypatch.setattr(module, '_release_memory', lambda device: None)
-    monkeypatch.setattr(module, 'climb', lambda *a: dict(rows=[], note=''))
+    monkeypatch.setattr(bench_module, '_release_memory', lambda device: None)
+    monkeypatch.setattr(bench_module, 'climb', lambda *a: dict(rows=[], note=''))
     clock = iter(np.arange(0, 1e5, .5))
     return dict(clock=lambda: float(next(clock)), say=lambda line: None)
 
@@ -608,11 +630,11 @@ def test_a_job_that_takes_longer_than_what_is_left_is_ended_and_waits_for_more(t
             try: time.sleep(.01)
             except Exception: pass # as a compiler would
     for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, slow)
-    monkeypatch.setattr(module, 'GRACE', -59.)
+    monkeypatch.setattr(bench_module, 'GRACE', -59.)
     data = run_plan(tiny, fresh(), 60., lambda now: None, **faked)
     rows = {r['claim']: r for r in data['rows']}
     assert rows['bf16']['reason'].startswith('no budget: it took more than') and 55 < data['too_long']['bf16 alone'] <= 60 and rows['zero_grad_none']['ratio']
-    bf16 = lambda: next(w for w in module.works_of(data, tiny, 1., set()) if (w.id, w.view) == ('bf16', 'alone'))
+    bf16 = lambda: next(w for w in ledger_module.works_of(data, tiny, 1., set()) if (w.id, w.view) == ('bf16', 'alone'))
     data['rows'] = [dict(r, reason=None) for r in data['rows']]
     assert 65 < bf16().cost_s <= 75, 'only a start with more time tries it again'
 
@@ -620,7 +642,7 @@ def test_a_job_that_takes_longer_than_what_is_left_is_ended_and_waits_for_more(t
 def test_a_job_in_which_a_start_was_killed_is_not_tried_with_the_same_time(tiny, faked, monkeypatch):
     kept = []
     def dying(bench, claim, share_s, view, earlier): raise KeyboardInterrupt
-    monkeypatch.setattr(module, 'LONG', 0.)
+    monkeypatch.setattr(bench_module, 'LONG', 0.)
     for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, dying)
     with pytest.raises(KeyboardInterrupt): run_plan(tiny, fresh(), 60., lambda now: kept.append(json.loads(json.dumps(now))), **faked)
     assert kept[-1]['trying']['job'].endswith(' alone')
@@ -648,7 +670,7 @@ REAL = {'zero_grad_none', 'batch_size', 'fused_adamw', 'trial_profile', 'memory_
 @pytest.mark.slow
 def test_two_starts_for_real(tiny, tmp_path, monkeypatch):
     before = {k: v.clone() for k, v in tiny.model.state_dict().items()}
-    monkeypatch.setattr(module, 'ready_bench', lambda *a, **k: tiny)
+    monkeypatch.setattr(bench_module, 'ready_bench', lambda *a, **k: tiny)
     lines = []
     path = bench('mine', '8s', tmp_path, only=REAL, hardware=detect(), say=lines.append)
     whole = read_ledger(path)['stopped'].startswith('everything is measured') # a quiet machine needs one start
@@ -716,7 +738,7 @@ def test_optimize_takes_nothing_from_a_few_rounds(store, monkeypatch):
     from types import SimpleNamespace
     from optkit.timing import Ratio
     for rounds, found in ((2, 'default'), (5, 'measured')):
-        monkeypatch.setattr('optkit.claims.timed_sides', lambda *_, **__: (SimpleNamespace(rounds=rounds, ratio=lambda name: Ratio(2., 1.9, 2.1)),))
+        monkeypatch.setattr('optkit.optimize.timed_sides', lambda *_, **__: (SimpleNamespace(rounds=rounds, ratio=lambda name: Ratio(2., 1.9, 2.1)),))
         made = optimize(example_model(), store, CPU, TrainConfig(effective_batch=8, fused=False), budget=1., records={})
         assert made.fused == (rounds == 5) and made.reasons['fused'].source == found and ('2 rounds here are too few to tell' in made.reasons['fused'].reason) == (rounds == 2)
 
@@ -745,17 +767,17 @@ def of_a_gpu(claim, view):
 @pytest.fixture
 def of_h100(tiny, monkeypatch, tmp_path):
     "The ledger of W1 as an H100 leaves it, with a ladder, and its file"
-    monkeypatch.setattr(module.Bench, 'cuda', property(lambda self: True))
+    monkeypatch.setattr(workloads_module.Bench, 'cuda', property(lambda self: True))
     for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, lambda bench, claim, share_s, view, earlier: of_a_gpu(claim, view))
-    monkeypatch.setattr(module, '_release_memory', lambda device: None)
-    monkeypatch.setattr(module, '_device_responds', lambda device: True)
-    ladder = module.climb(tiny, fresh(), .3, 0.)
+    monkeypatch.setattr(bench_module, '_release_memory', lambda device: None)
+    monkeypatch.setattr(bench_module, '_device_responds', lambda device: True)
+    ladder = ledger_module.climb(tiny, fresh(), .3, 0.)
     ladder['rows'][-1] |= dict(mfu=.3, peak_bytes=4 << 30)
-    monkeypatch.setattr(module, 'climb', lambda *a: ladder)
+    monkeypatch.setattr(bench_module, 'climb', lambda *a: ladder)
     tiny.hardware, clock = H100, iter(np.arange(0, 1e6, .5))
     data = fresh() | dict(hardware=json.loads(H100.to_json()), provenance=dict(card='h100', gpu='NVIDIA H100 80GB HBM3', date='2026-11-28', command='optkit bench --workload w1', workload='w1'), settings=dict(workload='w1', card='h100'))
     data = run_plan(tiny, data, 4000., lambda now: None, lambda line: None, clock=lambda: float(next(clock)))
-    return data, module.write_json(tmp_path / 'w1-claims-h100.json', dict(kind=module.KIND, format=module.FORMAT, **data))
+    return data, base_module.write_json(tmp_path / 'w1-claims-h100.json', dict(kind=ledger_module.KIND, format=ledger_module.FORMAT, **data))
 
 
 def test_the_page_of_a_gpu(of_h100):
@@ -765,7 +787,7 @@ def test_the_page_of_a_gpu(of_h100):
     assert len(figures(data)['figure']) > 40 and roofline_figure(data) is not None and data['ladder']['left_out'] and 'left out: torch.compile' in page
     assert all(r['on_top'] for r in data['rows'] if r['claim'] in TOP) and len(load_records(path)) == 47
     again = read_ledger(path)
-    assert agreement(again, data)['overlap'] == 1. and module.recorded_factors('h100', path.parent)['bf16'][1] == path.name
+    assert agreement(again, data)['overlap'] == 1. and optimize_module.recorded_factors('h100', path.parent)['bf16'][1] == path.name
 
 
 @pytest.mark.parametrize('budget, step_s, on_s, least', [(150., .3, .15, 4), (165., .1, .08, 6), (160., .45, .25, 2)])
@@ -776,9 +798,9 @@ def test_three_minutes_on_a_processor_show_all_views(tiny, monkeypatch, budget, 
     def experiment(bench, claim, share_s, view, earlier):
         now[0] += 1.2 * expected_cost(claim.id, claim.kind, view, on_s if view == 'top' else step_s, share, False, 4)
         return dict(figure='n/a', final=True) if claim.kind in ('sizes', 'profile', 'rate', 'usage') else dict(ratios=[1.2] * 6, variant='with', baseline='without')
-    def climb(*a): now[0] += 1.2 * module.ladder_cost(step_s, share, False, 4); return dict(rows=[], note='')
+    def climb(*a): now[0] += 1.2 * ledger_module.ladder_cost(step_s, share, False, 4); return dict(rows=[], note='')
     for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, experiment)
-    monkeypatch.setattr(module, 'climb', climb); monkeypatch.setattr(module, '_release_memory', lambda device: None)
+    monkeypatch.setattr(bench_module, 'climb', climb); monkeypatch.setattr(bench_module, '_release_memory', lambda device: None)
     data = run_plan(tiny, fresh(), budget, lambda now: None, lambda line: None, clock=lambda: now[0])
     tops = [r['claim'] for r in data['rows'] if (r['on_top'] or {}).get('ratio')]
     assert data['ladder'] is not None and len(tops) >= least and len(figures(data)['figure']) >= 15 and now[0] < budget + 20, (tops, figures(data), now)

@@ -17,8 +17,8 @@ import torch
 from made_up import model_and_pairs
 from optkit.cli import _show, app, main
 from optkit.storage import StorageLost
-from optkit.timing import read_json
-from optkit.trainer import TrainConfig
+from optkit.base import read_json
+from optkit.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ('detect', 'status', 'bench', 'train', 'tune', 'forecast', 'report', 'worker', 'demo')

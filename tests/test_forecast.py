@@ -5,11 +5,15 @@ import numpy as np
 import optuna
 import pytest
 
-from optkit.data import InputError
-from optkit.forecast import (build_bill, cost_interval, coverage, fold_profile, forecast, forecast_before, importance_figure, parallel_figure, past_errors, profile_days, recent_mean,
-                             study_builds)
-from optkit.hpo import confirm, ended, fold_scores, simulated_runner, spent, tune
-from optkit.simulator import SyntheticCurves, simulate
+from optkit.base import InputError
+from optkit.forecast import (
+    build_bill, cost_interval, coverage, fold_profile, forecast, forecast_before, importance_figure,
+    parallel_figure, past_errors, profile_days, recent_mean, study_builds)
+from optkit.simulator import simulated_runner
+from optkit.space import ended, fold_scores, spent
+from optkit.hpo import tune
+from optkit.confirm import confirm
+from optkit.simulator import simulate, SyntheticCurves
 
 SPACE = ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log']
 run = lambda runner, n, **k: tune(runner, SPACE, n, **dict(dict(folds=3, storage='memory', progress=False, say=lambda t: None), **k))

@@ -6,9 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from optkit import cards as cards_module
+from optkit import limits as limits_module
+from optkit import roofline as roofline_module
 from optkit import hardware
-from optkit.hardware import GPUProcess, Hardware, Link, Measured, Memory, Roofline, cgroup_limits, detect, gpu_from, gpu_table, hardware_with, known_gpu, look_at_cpu, machine_notes, model_shapes, \
-    roofline, slug
+from optkit.cards import gpu_table, GPUProcess, Hardware, known_gpu, Link, Memory, slug
+from optkit.limits import cgroup_limits, look_at_cpu
+from optkit.hardware import detect, gpu_from, hardware_with, machine_notes
+from optkit.roofline import Measured, model_shapes, Roofline, roofline
 
 CARDS = {  # name as a driver or a person says it: bf16 (or fp16) TFLOP/s, GB/s, capability
     'NVIDIA GeForce RTX 3090': (71, 936, (8, 6)), 'NVIDIA GeForce RTX 3090 Ti': (80, 1008, (8, 6)), 'RTX 4090': (165.2, 1008, (8, 9)),
@@ -86,7 +91,7 @@ def test_the_quota_cuts_usable_cores(tmp_path):
 def test_memory_uses_the_limit_and_gives_back_file_cache(tmp_path):
     plant(tmp_path, {'proc/self/cgroup': '0::/job', 'proc/self/mountinfo': V2, 'sys/fs/cgroup/job/memory.max': str(G // 2), 'sys/fs/cgroup/job/memory.current': str(G // 4),
                      'sys/fs/cgroup/job/memory.stat': f'inactive_file {G // 8}'})
-    memory = hardware.look_at_memory(tmp_path / 'not' / 'there', tmp_path)
+    memory = limits_module.look_at_memory(tmp_path / 'not' / 'there', tmp_path)
     assert memory.limit_bytes == G // 2 and memory.available_bytes == G // 2 - G // 8 and memory.shm_bytes is None
 
 
@@ -341,7 +346,7 @@ def test_a_roofline_of_nothing_is_refused(bad):
     with pytest.raises(ValueError, match='at least 1'): roofline(**bad)
 
 def test_records_of_a_roofline(tmp_path):
-    from optkit.timing import load_records, save_records
+    from optkit.records import load_records, save_records
     found = roofline(side=32, copied=2**16, repeats=3, shapes=[(16, 48, 32)])
     path = save_records(tmp_path / 'r.json', found.records(), hardware_with(known_gpu('H100')), 'make it')
     table = load_records(path).set_index('variant')
@@ -365,14 +370,14 @@ def test_a_format_that_the_build_refuses_is_left_out(monkeypatch):
 def test_each_format_computes_the_product():
     torch.manual_seed(0)
     for name, dtype in dict(bf16=torch.bfloat16, fp16=torch.float16, tf32=torch.float32, fp8=torch.bfloat16).items():
-        work, a, b = hardware.matrix_product(name, 'cpu', 32, 48, 64)
+        work, a, b = roofline_module.matrix_product(name, 'cpu', 32, 48, 64)
         out = work()
         assert out.dtype == dtype and out.shape == (32, 48) and a.float().std() > .5 and b.float().std() > .5  # random, not zeros
         torch.testing.assert_close(out.float(), a.float() @ b.float().T, atol=.25, rtol=.02)
 
 
 @pytest.mark.parametrize('card, formats', [('H100', 'bf16 fp16 tf32 fp32 fp8'), ('A100', 'bf16 fp16 tf32 fp32'), ('RTX 4090', 'bf16 fp16 tf32 fp32 fp8'), ('T4', 'fp16 fp32')])
-def test_formats_of_a_card(card, formats): assert ' '.join(hardware.product_formats('cuda', known_gpu(card).capability)) == formats
+def test_formats_of_a_card(card, formats): assert ' '.join(roofline_module.product_formats('cuda', known_gpu(card).capability)) == formats
 
 
 def test_shapes_of_a_model():
@@ -416,15 +421,15 @@ def test_gpu_work_is_timed_in_graphs_of_many_launches(monkeypatch):
     for name, value in dict(Event=FakeEvent, CUDAGraph=FakeGraph, graph=capture, synchronize=lambda: None, Stream=lambda: SimpleNamespace(wait_stream=lambda s: None),
                             current_stream=lambda: SimpleNamespace(wait_stream=lambda s: None), stream=lambda s: contextlib.nullcontext()).items():
         monkeypatch.setattr(torch.cuda, name, value)
-    assert hardware._graph_seconds(work, 3) == (.002, .002, .002) and len(calls) >= 25
-    assert [hardware.launches_for(s) for s in (1., .01, 1e-9)] == [1, 5, 2000]
+    assert roofline_module._graph_seconds(work, 3) == (.002, .002, .002) and len(calls) >= 25
+    assert [roofline_module.launches_for(s) for s in (1., .01, 1e-9)] == [1, 5, 2000]
 
 
 def test_the_warm_up_is_no_sample_and_a_sample_is_shared_by_its_launches(monkeypatch):
     clock, takes = [0.], iter([50., 4., 6.])  # the first is slow
     monkeypatch.setattr(hardware.time, 'perf_counter', lambda: clock[0])
     def work(): clock[0] += next(takes)
-    assert hardware._host_seconds(work, lambda: None, 2, count=2) == (2., 3.)
+    assert roofline_module._host_seconds(work, lambda: None, 2, count=2) == (2., 3.)
 
 
 def test_each_product_runs_in_its_own_format(monkeypatch):
@@ -432,13 +437,13 @@ def test_each_product_runs_in_its_own_format(monkeypatch):
     def seconds_of(work):
         seen.append(torch.get_float32_matmul_precision())
         return (1., 2., 4.)
-    rows, refused = hardware._products('cpu', ('fp32', 'tf32', 'bf16'), [(2, 3, 5)], {'tf32': 120.}, seconds_of)
+    rows, refused = roofline_module._products('cpu', ('fp32', 'tf32', 'bf16'), [(2, 3, 5)], {'tf32': 120.}, seconds_of)
     assert seen == ['highest', 'high', 'highest'] and refused == []
     assert [(r.name, r.values, r.share) for r in rows] == [('fp32', (60., 30., 15.), None), ('tf32', (60., 30., 15.), .25), ('bf16', (60., 30., 15.), None)]
 
 
 def test_a_copy_reads_and_writes_and_a_launch_is_one_of_many(monkeypatch):
-    monkeypatch.setattr(hardware, '_host_seconds', lambda work, wait, repeats, count=1: (1 / count,))
+    monkeypatch.setattr(roofline_module, '_host_seconds', lambda work, wait, repeats, count=1: (1 / count,))
     rows = {r.name: r for r in roofline(side=16, copied=2**12, repeats=1).rows}
     assert rows['copy'].p50 == 2 * 2**12 and rows['copy'].unit == 'B/s'
     assert rows['launch'].p50 == 1 / 1000 and rows['launch'].unit == 's'
@@ -475,14 +480,14 @@ def test_one_lost_card_leaves_the_facts_of_the_others(monkeypatch):
 
 def test_odd_names_give_no_card_and_share_no_file():
     for name in ('RTX T4', 'RTX A10', '3090 3090', 'GTX 1080', '', 'RTX 4090 Laptop GPU', 'NVIDIA A100', 'NVIDIA H100'): assert known_gpu(name) is None, name
-    assert hardware.slug('NVIDIA H100') == 'h100-other' and hardware.slug('H100 SXM') == 'h100' == hardware.slug('NVIDIA H100 80GB HBM3')
+    assert cards_module.slug('NVIDIA H100') == 'h100-other' and cards_module.slug('H100 SXM') == 'h100' == cards_module.slug('NVIDIA H100 80GB HBM3')
 
 
 def test_the_roofline_runs_after_the_new_tf32_interface_was_used():
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = 'tf32'
     try:
-        assert hardware.roofline(side=16, copied=2**10, repeats=1, shapes=()).rows
+        assert roofline_module.roofline(side=16, copied=2**10, repeats=1, shapes=()).rows
         assert torch.backends.cuda.matmul.fp32_precision == 'tf32'
     finally:
         torch.set_float32_matmul_precision('highest')
@@ -502,7 +507,7 @@ PARTS = {'RTX 3090': (1.695, 512, 384, 19.5), 'RTX 3090 Ti': (1.86, 512, 384, 21
 
 def test_peaks_follow_from_the_parts():
     "Each row of the table against multiprocessors x clock x FLOP a clock, and bus x rate; 2% for what a document rounds"
-    assert set(PARTS) == set(hardware.gpu_table())
+    assert set(PARTS) == set(cards_module.gpu_table())
     for name, (clock, flop, bus, rate) in PARTS.items():
         gpu = known_gpu(name)
         assert gpu.peak.get('bf16', gpu.peak['fp16']) == pytest.approx(gpu.multiprocessors * clock * 1e9 * flop, rel=.02), name

@@ -10,11 +10,20 @@ from hypothesis import given, settings, strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from optkit.data import InputError
-from optkit.hpo import (EFFECTIVE_BATCHES, HELD, Interrupts, TrainerRunner, as_space, best_complete, complete_table, courses, curves, default_space, ended, fold_scores, next_with_key, parse_space,
-                        requeue_interrupted, seconds_of, simulated_runner, spent, sqlite_storage, study_summary, tune, what_if)
-from optkit.storage import StorageLost, open_storage, repair_journal
-from optkit.strategies import PrunerStrategy, Racing, Strategy, Verdict, as_strategy
+from optkit import storage as storage_module
+from optkit import study as study_module
+from optkit.base import InputError
+from optkit.base import seconds_of
+from optkit.simulator import simulated_runner
+from optkit.storage import sqlite_storage
+from optkit.space import (
+    as_space, best_complete, complete_table, courses, curves, default_space, EFFECTIVE_BATCHES, ended, fold_scores,
+    parse_space, spent, TrainerRunner, what_if)
+from optkit.study import HELD, Interrupts, next_with_key, requeue_interrupted
+from optkit.hpo import tune
+from optkit.confirm import study_summary
+from optkit.storage import open_storage, repair_journal, StorageLost
+from optkit.strategies import as_strategy, PrunerStrategy, Racing, Strategy, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 SPACE = dict(parse_space(t) for t in ('lr=1e-5..1e-1:log', 'weight_decay=1e-3..1:log'))
@@ -115,7 +124,7 @@ def test_exactly_n_trials_when_all_fail_and_the_summary_still_renders():  # optu
 
 @pytest.mark.parametrize('told', ['pruned', 'predicted'])
 def test_exactly_n_trials_when_all_are_stopped_and_the_report_still_renders(told):  # optuna/optuna#3518, #2743
-    from optkit.report import study_figure
+    from optkit.page import study_figure
     from optkit.strategies import Verdict
     class Never(Strategy):
         def between(self, course, history, shape, asked=None): return Verdict(True, 'never good enough', course.scores[0] - 1)
@@ -246,7 +255,10 @@ def test_a_run_folder_may_have_any_name(tmp_path, name):
 
 PROGRAM = textwrap.dedent('''
     import sys, time
-    from optkit.hpo import parse_space, simulated_runner, sqlite_storage, tune
+    from optkit.space import parse_space
+    from optkit.simulator import simulated_runner
+    from optkit.storage import sqlite_storage
+    from optkit.hpo import tune
     path, name, trials, pause, log = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]
     plain = simulated_runner()
     def runner(params, fold):
@@ -478,7 +490,7 @@ def test_several_objectives_are_not_stopped():
 def test_what_looks_at_one_objective_says_so_of_several(tmp_path, capsys):
     from optkit.cli import main
     from optkit.forecast import parallel_figure
-    from optkit.hpo import confirm
+    from optkit.confirm import confirm
     from optkit.views import study_view
     runner = lambda p, f: iter([(p['lr'], 1.)])
     study = run(runner, 3, storage=tmp_path / 'study.db', direction=('maximize', 'minimize'))
@@ -709,10 +721,12 @@ def test_what_would_racing_have_cost_me():
 
 @pytest.fixture(scope='module')
 def trainer():
-    from optkit.data import example_table, tokenise, word_tokenizer
-    from optkit.engine import example_model
+    from optkit.store import example_table, tokenise, word_tokenizer
+    from optkit.models import example_model
     from optkit.hardware import detect
-    from optkit.trainer import TrainConfig, Trainer, make_engine
+    from optkit.config import TrainConfig
+    from optkit.build import make_engine
+    from optkit.trainer import Trainer
     config = TrainConfig(epochs=3, lr=3e-3, precision='fp32')
     return Trainer(make_engine(example_model(), config, detect()), tokenise(example_table(90), word_tokenizer(), max_length=48, progress=False), config)
 
@@ -721,10 +735,11 @@ def test_a_trainer_can_be_given_and_a_reused_engine_changes_nothing(trainer):
     space = ['lr=3e-4..1e-2:log', 'effective_batch=8,16', 'label_smoothing=0.0..0.1']
     study = tune(trainer, space, 5, folds=3, storage='memory', progress=False, strategy='none')
     assert states(study) == ['complete'] * 5 and all(len(c) == 3 for t in study.trials for c in curves(t, 3))
-    from optkit.engine import example_model
+    from optkit.models import example_model
     from optkit.folds import stratified_folds
     from optkit.hardware import detect
-    from optkit.trainer import Trainer, make_engine
+    from optkit.build import make_engine
+    from optkit.trainer import Trainer
     last = study.trials[-1]
     fresh = TrainerRunner(Trainer(make_engine(example_model(), trainer.config, detect()), trainer.store, trainer.config), stratified_folds(np.arange(90), trainer.store.labels.numpy(), 3, 0))
     assert [list(fresh(last.params, f)) for f in range(3)] == curves(last, 3)
@@ -761,7 +776,7 @@ def test_new_folds_of_a_runner_keep_groups_whole(trainer):
 def test_the_metric_of_a_trainer_is_that_of_its_search(trainer):
     from dataclasses import replace
     from optkit.folds import stratified_folds
-    from optkit.hpo import confirm
+    from optkit.confirm import confirm
     from optkit.trainer import Trainer
     config, seen = replace(trainer.config, metric='custom', epochs=1), []
     own = Trainer(trainer.engine, trainer.store, config, custom=lambda logits, labels: seen.append(len(labels)) or .25, on_step=lambda *_: seen.append('step'))
@@ -858,9 +873,9 @@ def test_a_storage_that_gives_way_is_gone_on_with_by_the_same_process(tmp_path, 
 def test_a_worker_whose_storage_gives_way_says_so_in_a_line(tmp_path, monkeypatch):
     import optkit.hpo as module
     def lost(self): raise optuna.exceptions.StorageInternalError('database or disk is full')
-    monkeypatch.setattr(module.Search, 'run', lost)
-    monkeypatch.setattr(module, '_open_study', lambda plan, place: None)
-    monkeypatch.setattr(module.Search, '__init__', lambda self, *a: None)
+    monkeypatch.setattr(study_module.Search, 'run', lost)
+    monkeypatch.setattr(module, 'open_or_make_study', lambda plan, place: None)
+    monkeypatch.setattr(study_module.Search, '__init__', lambda self, *a: None)
     with pytest.raises(SystemExit, match='worker [0-9]+: the storage of study .s. cannot be written to any more .database or disk is full'): module._work(SimpleNamespace(name='s'), str(tmp_path / 's.db'), False)
 
 
@@ -1094,10 +1109,12 @@ def test_a_running_trial_beats(storage):
 
 def test_building_is_billed_to_the_trial_that_built(tmp_path):
     "On the fast engine the first trial builds the shapes, later ones of the same batch build nothing"
-    from optkit.data import example_table, tokenise, word_tokenizer
-    from optkit.engine import example_model
+    from optkit.store import example_table, tokenise, word_tokenizer
+    from optkit.models import example_model
     from optkit.hardware import hardware_with
-    from optkit.trainer import TrainConfig, Trainer, make_engine
+    from optkit.config import TrainConfig
+    from optkit.build import make_engine
+    from optkit.trainer import Trainer
     store = tokenise(example_table(60, median=9), word_tokenizer(), 24, progress=False)
     config = TrainConfig(epochs=1, effective_batch=8, fast=True, precision='fp32')
     engine = make_engine(example_model(), config, hardware_with(None))
@@ -1111,7 +1128,7 @@ def test_building_is_billed_to_the_trial_that_built(tmp_path):
 
 @pytest.mark.parametrize('where', ['memory', 'sqlite', 'journal'])
 def test_values_written_together_are_those_reported_one_by_one(tmp_path, where):
-    from optkit.hpo import write_values
+    from optkit.storage import write_values
     from optkit.storage import open_storage
     from optuna.exceptions import UpdateFinishedTrialError
     storage = open_storage('memory' if where == 'memory' else tmp_path / dict(sqlite='s.db', journal='s.log')[where]).storage
@@ -1137,7 +1154,7 @@ def test_values_written_together_are_those_reported_one_by_one(tmp_path, where):
 
 def test_a_fold_is_one_write_where_no_pruner_reads_along(tmp_path, monkeypatch):
     import optkit.hpo
-    writes, real = [], optkit.hpo.write_values
+    writes, real = [], storage_module.write_values
     monkeypatch.setattr(optkit.hpo, 'write_values', lambda trial, pairs, *more: (writes.append(len(pairs)), real(trial, pairs, *more))[1])
     runner = simulated_runner(epochs=8)
     study = tune(runner, ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log'], 3, folds=2, strategy='none', storage=tmp_path, progress=False, say=lambda text: None)
@@ -1186,10 +1203,12 @@ def test_the_bar_shows_the_score_with_its_sign(metric, direction, value, said, c
 
 
 def test_the_runners_of_trainings_name_their_metric():
-    from optkit.data import example_table, tokenise, word_tokenizer
-    from optkit.engine import example_model
+    from optkit.store import example_table, tokenise, word_tokenizer
+    from optkit.models import example_model
     from optkit.hardware import detect
-    from optkit.trainer import TrainConfig, Trainer, fold_runner, make_engine
+    from optkit.config import TrainConfig
+    from optkit.build import make_engine
+    from optkit.trainer import fold_runner, Trainer
     config = TrainConfig(metric='loss', precision='fp32', epochs=1)
     store, folds = tokenise(example_table(32), word_tokenizer(), 16, progress=False), [(np.arange(16), np.arange(16, 32))]
     engine = make_engine(example_model(), config, detect())
@@ -1242,7 +1261,7 @@ def test_a_trial_of_hyperband_is_told_at_once_within_its_bracket(values, state):
 
 def test_attributes_written_at_once_replace_those_of_before_and_of_no_other_trial(tmp_path):
     from sqlalchemy import event
-    from optkit.hpo import write_values
+    from optkit.storage import write_values
     from optkit.storage import sqlite_storage
     study = optuna.create_study(storage=sqlite_storage(tmp_path / 's.db'))
     one, other = study.ask(), study.ask()
@@ -1260,7 +1279,7 @@ def test_attributes_written_at_once_replace_those_of_before_and_of_no_other_tria
 @pytest.mark.parametrize('where', ['memory', 's.db', 's.log'])
 @pytest.mark.parametrize('refused', [False, True])
 def test_parameters_stored_at_once_are_those_that_optuna_stores(tmp_path, where, refused):
-    from optkit.hpo import stored_at_once
+    from optkit.storage import stored_at_once
     from optkit.storage import open_storage
     space = lambda t: dict(x=t.suggest_float('x', 1e-3, 1., log=True), k=t.suggest_int('k', 1, 9), c=t.suggest_categorical('c', ['a', 'b']))
     study = optuna.create_study(storage=open_storage(where if where == 'memory' else tmp_path / where).storage, sampler=optuna.samplers.RandomSampler(seed=0))
@@ -1285,7 +1304,7 @@ def test_parameters_stored_at_once_are_those_that_optuna_stores(tmp_path, where,
 
 def test_parameters_stored_at_once_take_one_transaction_and_refuse_another_space(tmp_path):
     from sqlalchemy import event
-    from optkit.hpo import stored_at_once
+    from optkit.storage import stored_at_once
     from optkit.storage import sqlite_storage
     study = optuna.create_study(storage=sqlite_storage(tmp_path / 's.db'))
     trial, commits = study.ask(), []
@@ -1305,7 +1324,7 @@ def test_parameters_stored_at_once_take_one_transaction_and_refuse_another_space
 
 
 def test_a_space_that_catches_a_refused_distribution_goes_on_as_with_optuna(tmp_path):
-    from optkit.hpo import stored_at_once
+    from optkit.storage import stored_at_once
     from optkit.storage import sqlite_storage
     study = optuna.create_study(storage=sqlite_storage(tmp_path / 's.db'))
     trial = study.ask(); trial.suggest_int('a', 0, 3); study.tell(trial, 1.)
@@ -1324,7 +1343,7 @@ def test_an_exhaustive_sampler_completes_what_waits_in_the_queue(tmp_path):
 
 
 def test_a_thread_beside_one_that_reads_a_study_once_reads_it_anew(tmp_path):
-    from optkit.hpo import read_once
+    from optkit.storage import read_once
     from optkit.storage import sqlite_storage
     study, found = optuna.create_study(storage=sqlite_storage(tmp_path / 's.db')), {}
     trial = study.ask()

@@ -12,17 +12,22 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from optkit import build as build_module
+from optkit import trainer as trainer_module
 import optkit.job
 from made_up import model_and_pairs
 from optkit.cli import main
-from optkit.data import InputError
-from optkit.engine import Engine, example_model
+from optkit.base import InputError
+from optkit.models import example_model
+from optkit.engine import Engine
 from optkit.fast import FastEngine
-from optkit.hardware import Choice, hardware_with, known_gpu
-from optkit.job import Job, JobConfig, choose_engine, demo_config, size_job
+from optkit.base import Choice
+from optkit.cards import known_gpu
+from optkit.hardware import hardware_with
+from optkit.job import choose_engine, demo_config, Job, JobConfig, size_job
 from optkit.ladder import ladder_configs
 from optkit.report import render
-from optkit.timing import read_json, write_json
+from optkit.base import read_json, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 SPACE = ('lr=3e-4..1e-2:log', 'effective_batch=8,16')
@@ -143,7 +148,7 @@ def test_more_trials_go_on_with_the_study_and_refit(folder, finished, tmp_path):
 
 def test_the_best_few_run_again_on_other_folds(folder, tmp_path, monkeypatch):
     out, seen = tmp_path / 'run', []
-    real = optkit.job.fold_runner
+    real = trainer_module.fold_runner
     def watched(engine, store, folds, config): seen.append((folds, config.seed)); return real(engine, store, folds, config)
     monkeypatch.setattr(optkit.job, 'fold_runner', watched)
     run(config(folder, out, epochs=3, confirm=3))
@@ -166,7 +171,7 @@ def test_the_best_few_run_again_on_other_folds(folder, tmp_path, monkeypatch):
 
 
 def test_sizes_are_measured_for_the_layout(folder, tmp_path, monkeypatch):
-    seen, real = {}, optkit.job.fold_runner
+    seen, real = {}, trainer_module.fold_runner
     monkeypatch.setattr(optkit.job, 'fold_runner', lambda engine, store, folds, c: (seen.setdefault(c.layout, c), real(engine, store, folds, c))[1])
     for layout in ('sorted', 'packed'):
         run(config(folder, tmp_path / layout, layout=layout, trials=2, epochs=1))
@@ -469,7 +474,7 @@ def test_the_forecast_of_one_trial_has_bounds_and_a_reason(folder, tmp_path):
 
 def test_predicted_and_measured_bytes_are_kept_with_the_batch(folder, finished, tmp_path, monkeypatch):
     from optkit.batch_finder import BatchPlan, Probe
-    out, real = shutil.copytree(finished, tmp_path / 'run'), optkit.job.plan_sizes
+    out, real = shutil.copytree(finished, tmp_path / 'run'), build_module.plan_sizes
     tried = (Probe(4, 100 << 20, True), Probe(8, 140 << 20, True), Probe(16, 230 << 20, False, 'over the budget'))
     monkeypatch.setattr(optkit.job, 'plan_sizes', lambda *args: (*real(*args)[:2], BatchPlan(8, 2, 16, 32, tried, 140 << 20, 'as large as fits')))
     (out / 'batch.json').unlink()

@@ -6,13 +6,16 @@ import pytest
 import torch
 import transformers
 
+from optkit import build as build_module
 from optkit import ladder as ladder_module
-from optkit.data import example_table, tokenise, word_tokenizer
-from optkit.engine import example_model
-from optkit.hardware import GPU, gpu_table, hardware_with, known_gpu
-from optkit.ladder import AGAIN, BASELINE, Rung, default_rungs, ladder_configs, loss_of, measure_ladder, without_dropout
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.models import example_model
+from optkit.cards import GPU, gpu_table, known_gpu
+from optkit.hardware import hardware_with
+from optkit.ladder import AGAIN, BASELINE, default_rungs, ladder_configs, loss_of, measure_ladder, Rung, without_dropout
 from optkit.precision import choose_precision
-from optkit.trainer import TrainConfig, make_engine
+from optkit.config import TrainConfig
+from optkit.build import make_engine
 
 torch.set_num_threads(1)
 HERE = hardware_with(None)
@@ -176,7 +179,7 @@ def repeat(micro): return micro + micro[:1]
 
 @pytest.mark.parametrize('fault', [drop, repeat])
 def test_the_loss_comparison_sees_a_planted_fault(store, monkeypatch, fault):
-    real = ladder_module.make_engine
+    real = build_module.make_engine
     def make(model, config, hardware):
         made = real(model, config, hardware)
         if config.layout == 'sorted':

@@ -7,9 +7,15 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+from optkit import packing as packing_module
 from optkit import engine as engine_module
-from optkit.data import IGNORED, LAYOUTS, Batch, InputError, MicroBatch, Step, TokenStore, gather, packed_of, steps, table_from, tokenise, word_tokenizer
-from optkit.engine import Engine, Packing, example_model, packing, packing_problem, step_weight
+from optkit.base import InputError
+from optkit.table import IGNORED, table_from
+from optkit.store import tokenise, TokenStore, word_tokenizer
+from optkit.steps import Batch, gather, LAYOUTS, MicroBatch, packed_of, Step, steps
+from optkit.models import example_model
+from optkit.packing import Packing, packing_problem
+from optkit.engine import Engine, packing, step_weight
 from optkit.hardware import hardware_with
 from optkit.precision import choose_precision
 
@@ -128,11 +134,11 @@ def test_packed_bf16_differs_by_its_rounding_only(family):
 def without_blocks(segments, causal=False, window=None): return REAL_MASK(torch.zeros_like(segments), causal, window)
 def one_too_many(segments, causal=False, window=None): return REAL_MASK(segments, causal, window and window + 1)
 def own_tokens_ahead(segments, causal=False, window=None): return REAL_MASK(segments, False, window)
-REAL_MASK = engine_module._block_mask
+REAL_MASK = packing_module._block_mask
 
 @pytest.mark.parametrize('family, fault', [('bert', without_blocks), ('deberta-v2', without_blocks), ('llama', without_blocks), ('llama', own_tokens_ahead), ('modernbert', one_too_many), ('mistral, window', one_too_many), ('qwen2, window', one_too_many)])
 def test_a_wrong_mask_is_refused_before_it_trains(monkeypatch, family, fault):
-    monkeypatch.setattr(engine_module, '_block_mask', fault)
+    monkeypatch.setattr(packing_module, '_block_mask', fault)
     store = store_of(LENGTHS)
     engine = Engine(model_of(family), FP32)
     before = {n: p.detach().clone() for n, p in engine.model.named_parameters()}
@@ -153,11 +159,11 @@ def test_positions_that_run_on_are_refused(monkeypatch, family):
 
 
 def test_wrong_pooling_is_refused(monkeypatch):
-    real = engine_module._padded_places
+    real = packing_module._padded_places
     def late(offsets, tokens, longest):
         mask, index = real(offsets, tokens, longest)
         return mask, (index + 1).clamp(max=tokens - 1)
-    monkeypatch.setattr(engine_module, '_padded_places', late)
+    monkeypatch.setattr(packing_module, '_padded_places', late)
     for family in ('bert', 'deberta-v2', 'llama'):
         with pytest.raises(InputError, match='differ from those of a padded batch'): packing(Engine(model_of(family), FP32), store_of(LENGTHS))
 
@@ -190,7 +196,7 @@ def test_a_model_that_looks_beyond_a_sequence_is_refused(kind):
 
 def test_a_pack_is_tried_again_only_when_it_is_longer(monkeypatch):
     tried = []
-    real = engine_module.packing_problem
+    real = packing_module.packing_problem
     monkeypatch.setattr(engine_module, 'packing_problem', lambda call, store, tokens: (tried.append(tokens), real(call, store, tokens))[1])
     engine, store = Engine(example_model(3), FP32), store_of(LENGTHS)
     for tokens in (60, 20, 60, 128, 90): packing(engine, store, tokens)

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent/'bench'))
 from minilm_folds import State, parse, part_of, save
 
 from optkit.hardware import detect
-from optkit.timing import read_json
+from optkit.base import read_json
 
 
 class Store(SimpleNamespace):

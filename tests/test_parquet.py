@@ -5,8 +5,10 @@ import pytest
 
 from made_up import model_and_pairs
 from optkit.cli import main
-from optkit.data import InputError, read_frame, read_table, table_from, tokenise, word_tokenizer
-from optkit.timing import read_json
+from optkit.base import InputError
+from optkit.table import read_frame, read_table, table_from
+from optkit.store import tokenise, word_tokenizer
+from optkit.base import read_json
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')

@@ -5,9 +5,11 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from optkit.hardware import GPU, gpu_table, hardware_with, known_gpu
-from optkit.precision import (BACKENDS, attention_ran, choose_attention, choose_fp8, choose_precision, choose_sdpa, held_format, import_problem, model_facts, sdpa_obstacles, sdpa_taken,
-                              tf32_set)
+from optkit.cards import GPU, gpu_table, known_gpu
+from optkit.hardware import hardware_with
+from optkit.precision import (
+    attention_ran, BACKENDS, choose_attention, choose_fp8, choose_precision, choose_sdpa, held_format,
+    import_problem, model_facts, sdpa_obstacles, sdpa_taken, tf32_set)
 
 EXPECTED = {'RTX 3090': 'bf16', 'RTX 3090 Ti': 'bf16', 'RTX 4070': 'bf16', 'RTX 4090': 'bf16', 'RTX 5070': 'bf16', 'RTX 5090': 'bf16', 'A10': 'bf16', 'A100 PCIe 40GB': 'bf16',
             'L4': 'bf16', 'L40S': 'bf16', 'H100 PCIe': 'bf16', 'H100 SXM': 'bf16', 'H200': 'bf16', 'B200': 'bf16', 'RTX 6000 Ada': 'bf16', 'RTX PRO 6000': 'bf16', 'T4': 'fp16', 'V100': 'fp16'}
@@ -377,7 +379,8 @@ def test_a_mix_of_both_tf32_interfaces_is_put_back():
 
 
 def test_the_engine_trains_the_weights_that_the_precision_says():
-    from optkit.engine import Engine, example_model
+    from optkit.models import example_model
+    from optkit.engine import Engine
     engine = Engine(example_model(), choose_precision(machine('avx512_bf16'), 'bf16', weights='bf16'))
     assert {p.dtype for p in engine.model.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in Engine(example_model(), choose_precision(machine('avx512_bf16'), 'bf16')).model.parameters()} == {torch.float32}

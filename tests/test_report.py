@@ -6,9 +6,14 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from optkit import page as page_module
 from optkit import report
-from optkit.report import (CONTROL, SECTIONS, claims, claims_figure, ladder_figure, lengths_figure, load_run, read_committed, render,
-                           roofline_figure, row_verdict, study_figure, training_figure, verdict)
+from optkit.records import read_committed
+from optkit.claims import claims, verdict
+from optkit.page import (
+    claims_figure, CONTROL, ladder_figure, lengths_figure, load_run, roofline_figure, row_verdict, study_figure,
+    training_figure)
+from optkit.report import render, SECTIONS
 from optkit.timing import Ratio
 
 HOSTILE = '"><script src="https://example.org/x.js"></script><img src=//example.org/a>&amp;$\\frac{'
@@ -146,7 +151,7 @@ def without_each(content):
 
 def test_fields_missing_or_null(monkeypatch):
     "Without any single field of any file, trial or record, its section and the headline still appear"
-    monkeypatch.setattr(report, 'svg', lambda figure, name: '')
+    monkeypatch.setattr(page_module, 'svg', lambda figure, name: '')
     for figure in ('ladder_figure', 'claims_figure', 'roofline_figure', 'study_figure'): monkeypatch.setattr(report, figure, lambda *_: None)
     whole = contents()
     study, ladder, forecast = whole['study'], whole['ladder'], whole['forecast']
@@ -171,7 +176,7 @@ def test_charts_without_a_field():
 @pytest.mark.parametrize('value', ['text', 7, [1, 2], {'a': 1}, math.nan, -math.inf])
 def test_fields_of_a_wrong_kind(tmp_path, monkeypatch, value):
     "A field that holds something else costs its section at most, never the page"
-    monkeypatch.setattr(report, 'svg', lambda figure, name: '')
+    monkeypatch.setattr(page_module, 'svg', lambda figure, name: '')
     whole = contents()
     for name, content in whole.items():
         changed = {key: value for key in content} if isinstance(content, dict) else [value]
@@ -253,7 +258,7 @@ def test_figures_have_axes_with_units():
         axes = figure.axes[0]
         assert axes.get_title(loc='left') and axes.get_xlabel()
     assert [o.get_text() for o in ladder_figure(files['ladder']).axes[0].get_yticklabels()][0] == 'plain'
-    for figure in (ladder_figure({'rows': []}), study_figure({}), lengths_figure({}), training_figure({})): report.svg(figure, 'empty')
+    for figure in (ladder_figure({'rows': []}), study_figure({}), lengths_figure({}), training_figure({})): page_module.svg(figure, 'empty')
 
 
 def test_committed_records(tmp_path):
@@ -311,7 +316,7 @@ def test_roofline_keeps_the_order_of_a_ladder_and_ranks_a_ledger():
     assert names(roofline_figure(data)) == ['$x{', 'c', 'b'] and names(roofline_figure(data, ranked=False)) == ['c', 'b', '$x{'] # from the bottom
     axes = roofline_figure(data, ranked=False).axes[0]
     assert [round(o.get_width(), 3) for o in axes.patches] == [.2, .3, .1, .2] and [o.get_text() for o in axes.texts] == ['20.0%', '30.0%', '10.0%']
-    report.svg(roofline_figure(data), 'roofline')
+    page_module.svg(roofline_figure(data), 'roofline')
     assert roofline_figure({'rows': rows[3:], 'hardware': data['hardware']}) is None and roofline_figure({'rows': rows}) is None
 
 
@@ -399,7 +404,10 @@ def test_tables_do_not_overflow(tmp_path):
 @pytest.mark.parametrize('metric', ['macro_f1', 'loss'])
 def test_a_study_as_the_search_leaves_it(tmp_path, metric):
     "Stopped and interrupted trials are counted as such and drawn; a loss is shown as it is, lower is better"
-    from optkit.hpo import parse_space, simulated_runner, study_summary, tune
+    from optkit.simulator import simulated_runner
+    from optkit.space import parse_space
+    from optkit.hpo import tune
+    from optkit.confirm import study_summary
     sign, plain = -1 if metric == 'loss' else 1, simulated_runner()
     study = tune(lambda p, f: (v - (2 if sign < 0 else 0) for v in plain(p, f)), dict(map(parse_space, ('lr=1e-5..1e-1:log', 'weight_decay=1e-3..1:log'))), 20, folds=3, epochs=3, storage='memory', progress=False)
     summary = study_summary(study, metric, 20, 9)
@@ -414,7 +422,8 @@ def test_a_study_as_the_search_leaves_it(tmp_path, metric):
 @pytest.mark.parametrize('low, high, said, steady', [(.98, 1.02, '1.00 (0.98 to 1.02).', True), (1., 1.04, '1.01 (1.00 to 1.04).', True), (1.0021, 1.04, '1.010 (1.002 to 1.040): its interval misses 1', False),
                                                      (.97, .99996, '0.98500 (0.97000 to 0.99996): its interval misses 1', False), (1.05, 1.2, '1.10 (1.05 to 1.20): its interval misses 1', False)])
 def test_a_control_that_misses_1_by_less_than_two_digits_show_is_shown_with_more(low, high, said, steady):
-    from optkit.report import CONTROL, _control_words
+    from optkit.page import CONTROL
+    from optkit.report import _control_words
     middle = 1.1 if low > 1.04 else .985 if low == .97 else 1. if low == .98 else 1.01
     words = _control_words(dict(rows=[dict(variant=CONTROL, ratio=dict(p50=middle, low=low, high=high))]))
     assert said in words and ('not steady' not in words) == steady

@@ -5,9 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optkit.data import InputError
-from optkit.hpo import ended, fold_scores, spent, tune
-from optkit.simulator import (NOISY, RecordedCurves, SyntheticCurves, interval, main, replay, run_table, simulate, summarise_table, taskset_curves, taskset_table)
+from optkit.base import InputError
+from optkit.space import ended, fold_scores, spent
+from optkit.hpo import tune
+from optkit.simulator import (
+    interval, main, NOISY, RecordedCurves, replay, run_table, simulate, summarise_table, SyntheticCurves,
+    taskset_curves, taskset_table)
 from optkit.strategies import Course, Racing, Shape
 
 TASKSET = Path(__file__).resolve().parents[1].parent / 'shared' / 'data' / 'taskset'

@@ -6,14 +6,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from optkit.data import InputError, example_table, tokenise, word_tokenizer
-from optkit.engine import example_model
-from optkit.hardware import detect, hardware_with, known_gpu
+from optkit.base import InputError
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.models import example_model
+from optkit.cards import known_gpu
+from optkit.hardware import detect, hardware_with
 from optkit.progress import Progress, write_progress
-from optkit.report import read_committed
-from optkit.status import OPTIMIZATIONS, gain_of, preset_of, read_run, rows_that_fit, status
-from optkit.timing import read_json, write_json
-from optkit.trainer import TrainConfig, Trainer, make_engine
+from optkit.records import read_committed
+from optkit.status import gain_of, OPTIMIZATIONS, preset_of, read_run, rows_that_fit, status
+from optkit.base import read_json, write_json
+from optkit.config import TrainConfig
+from optkit.build import make_engine
+from optkit.trainer import Trainer
 
 
 def records(*rows): return pd.DataFrame([dict(dict(file='r.json', card='h100', variant='+ x', ratio_p50=2., ratio_low=1.9, ratio_high=2.1, ratio_before_p50=np.nan, ratio_before_low=np.nan, ratio_before_high=np.nan), **r) for r in rows])
@@ -210,8 +214,8 @@ def test_a_folder_in_place_of_a_configuration_is_said():
 
 
 def test_every_claim_of_the_status_is_a_claim_and_every_fix_a_setting():
-    from optkit.report import claims
-    from optkit.trainer import parse_settings
+    from optkit.claims import claims
+    from optkit.config import parse_settings
     known = set(claims().index)
     assert not {c for o in OPTIMIZATIONS for c in o.claims} - known
     for o in OPTIMIZATIONS:
@@ -258,7 +262,7 @@ def test_the_fast_engine_is_told_by_its_row_of_a_ladder():
 
 def test_a_search_that_nobody_works_on_is_over(tmp_path):
     from filelock import FileLock
-    from optkit.job import at_work
+    from optkit.run_folder import at_work
     from optkit.status import standing
     trials = [dict(number=n, state='complete', value=.5) for n in range(3)]
     write_json(tmp_path / 'run.json', dict(title='Study'))
@@ -276,10 +280,10 @@ def test_a_search_that_nobody_works_on_is_over(tmp_path):
 def test_a_look_at_a_search_does_not_turn_away_the_process_that_begins_it(tmp_path):
     import threading
     from filelock import FileLock
-    from optkit.job import _Lock
+    from optkit.job import FolderLock
     held = FileLock(tmp_path / '.lock', thread_local=False)
     held.acquire()
     threading.Timer(.2, held.release).start()
-    with _Lock(tmp_path): pass
+    with FolderLock(tmp_path): pass
     with FileLock(tmp_path / '.lock'), pytest.raises(InputError, match='another process'):
-        with _Lock(tmp_path): pass
+        with FolderLock(tmp_path): pass

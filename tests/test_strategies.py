@@ -6,9 +6,11 @@ import optuna
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from optkit.data import InputError
-from optkit.strategies import (STRATEGIES, Asha, Course, History, Hyperband, PrunerStrategy, Racing, Reports, SeededTPE, Shape, Strategy, Verdict, Wilcoxon, as_strategy, default_sampler,
-                               draw, epoch_verdict, fold_verdict, follow, halving_verdict, local_prediction, progress_features, residual_sigma, sigma_of_good, told_value)
+from optkit.base import InputError
+from optkit.strategies import (
+    as_strategy, Asha, Course, default_sampler, draw, epoch_verdict, fold_verdict, follow, halving_verdict, History,
+    Hyperband, local_prediction, progress_features, PrunerStrategy, Racing, Reports, residual_sigma, SeededTPE,
+    Shape, sigma_of_good, STRATEGIES, Strategy, told_value, Verdict, Wilcoxon)
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,13 @@ import pandas as pd
 import pytest
 
 import optkit.timing
-from optkit.hardware import hardware_with, known_gpu
-from optkit.timing import (Reading, Record, SimulatedClock, Usage, Variant, Watch, commit, compare, disturbance, kernel_use, load_records, looks, measure_usage,
-                           median_ratio, mfu, order, provenance, ratio_between, read_json, record, save_records, settled, sign_rank, write_json)
+from optkit.cards import known_gpu
+from optkit.hardware import hardware_with
+from optkit.base import read_json, write_json
+from optkit.timing import (
+    compare, disturbance, kernel_use, looks, measure_usage, median_ratio, order, Reading, settled, sign_rank,
+    SimulatedClock, Usage, Variant, Watch)
+from optkit.records import commit, load_records, mfu, provenance, ratio_between, Record, record, save_records
 
 
 def simulated(seed, slower=1., noise=.02, **settings):

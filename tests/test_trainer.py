@@ -8,10 +8,15 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from optkit.data import LAYOUTS, InputError, example_table, sample_order, steps, tokenise, word_tokenizer
-from optkit.engine import example_model
+from optkit.base import InputError
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.steps import LAYOUTS, sample_order, steps
+from optkit.models import example_model
 from optkit.hardware import hardware_with
-from optkit.trainer import METRICS, SCHEDULES, FitResult, TrainConfig, Trainer, fold_runner, lr_factor, make_engine, score, signed
+from optkit.metrics import METRICS, score, signed
+from optkit.config import lr_factor, SCHEDULES, TrainConfig
+from optkit.build import make_engine
+from optkit.trainer import FitResult, fold_runner, Trainer
 
 torch.set_num_threads(1)
 HERE = hardware_with(None)
@@ -152,10 +157,11 @@ def test_the_engine_is_what_the_configuration_asks_for():
 
 
 def test_an_engine_takes_attention_and_peak_by_the_format_of_the_weights(monkeypatch):
-    from optkit.hardware import hardware_with, known_gpu
+    from optkit.cards import known_gpu
+    from optkit.hardware import hardware_with
     made = []
     def engine(model, precision, **_): made.append(precision); return type('Engine', (), {})()
-    monkeypatch.setattr('optkit.trainer.Engine', engine)
+    monkeypatch.setattr('optkit.build.Engine', engine)
     card = hardware_with(known_gpu('H200'))
     peaks = [make_engine(model, TrainConfig(precision='fp32'), card).peak for model in (example_model(), example_model().bfloat16())]
     assert [p.sdpa.value[0] for p in made] == ['efficient', 'flash'] and peaks == [card.gpu.peak['fp32'], card.gpu.peak['bf16']]

@@ -8,10 +8,14 @@ import torch.nn.functional as F
 import transformers
 
 from optkit.checkpoint import latest_checkpoint
-from optkit.data import InputError, batch_of, example_table, sample_order, steps, tokenise, word_tokenizer
-from optkit.engine import example_model
+from optkit.base import InputError
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.steps import batch_of, sample_order, steps
+from optkit.models import example_model
 from optkit.hardware import hardware_with
-from optkit.trainer import TrainConfig, Trainer, lr_factor, make_engine
+from optkit.config import lr_factor, TrainConfig
+from optkit.build import make_engine
+from optkit.trainer import Trainer
 
 peft = pytest.importorskip('peft', reason='needs peft')
 torch.set_num_threads(1)

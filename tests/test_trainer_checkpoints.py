@@ -9,12 +9,16 @@ import torch
 import transformers
 
 from optkit import checkpoint as checkpoint_module
-from optkit.checkpoint import check_same, checkpoints, latest_checkpoint, model_digest, read_checkpoint, rows_digest, save_model
-from optkit.data import InputError, example_table, tokenise, word_tokenizer
-from optkit.engine import example_model
+from optkit.checkpoint import (
+    check_same, checkpoints, latest_checkpoint, model_digest, read_checkpoint, rows_digest, save_model)
+from optkit.base import InputError
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.models import example_model
 from optkit.hardware import hardware_with
-from optkit.progress import Beside, Meter, Progress, live, read_progress
-from optkit.trainer import TrainConfig, Trainer, make_engine
+from optkit.progress import Beside, live, Meter, Progress, read_progress
+from optkit.config import TrainConfig
+from optkit.build import make_engine
+from optkit.trainer import Trainer
 
 torch.set_num_threads(1)
 HERE = hardware_with(None)

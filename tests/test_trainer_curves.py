@@ -9,11 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from optkit import slots as slots_module
 from optkit import engine as engine_module
-from optkit.data import Step, batch_of, example_table, sample_order, table_from, tokenise, word_tokenizer
-from optkit.engine import Engine, example_model
+from optkit.table import table_from
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.steps import batch_of, sample_order, Step
+from optkit.models import example_model
+from optkit.engine import Engine
 from optkit.hardware import detect, hardware_with
-from optkit.trainer import TrainConfig, Trainer, lr_factor, make_engine
+from optkit.config import lr_factor, TrainConfig
+from optkit.build import make_engine
+from optkit.trainer import Trainer
 
 torch.set_num_threads(1)
 HERE, STEPS, WINDOW, SEEDS = detect() if torch.cuda.is_available() else hardware_with(None), 300, 30, 3
@@ -107,12 +113,12 @@ def forget_the_gradients_of_one(monkeypatch):
 def lose_a_row_in_places(monkeypatch):
     "The fast engine forgets a row of each micro-batch that has several"
     from optkit import fast
-    real = fast.fill
+    real = slots_module.fill
     def fill(shape, lengths):
         placed, left = real(shape, lengths)
         if sum(map(len, placed)) > 1: next(p for p in placed if p).pop()
         return placed, left
-    monkeypatch.setattr(fast, 'fill', fill)
+    monkeypatch.setattr(slots_module, 'fill', fill)
 
 def test_a_row_lost_in_places_is_outside(store, plain, monkeypatch):
     lose_a_row_in_places(monkeypatch)
@@ -139,7 +145,7 @@ def test_scores_on_pairs_of_documents_are_those_of_a_plain_loop():
     Without dropout, so that both see the same training and a difference is one of the loop; a sample this small says nothing beside the spread that dropout brings.
     """
     from sklearn.metrics import f1_score
-    from optkit.engine import load_model, load_tokenizer
+    from optkit.models import load_model, load_tokenizer
     from optkit.folds import repeated_folds
     torch.set_num_threads(2)
     rng, every, rows = np.random.default_rng(0), [json.loads(l) for l in gzip.open(HOC, 'rt')], []

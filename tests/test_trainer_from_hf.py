@@ -8,12 +8,16 @@ import transformers
 from transformers import DataCollatorForLanguageModeling, DataCollatorForTokenClassification, DataCollatorWithPadding, EarlyStoppingCallback, TrainerCallback, TrainingArguments
 from transformers import Trainer as TheirTrainer
 
-from optkit.data import IGNORED, InputError, example_table, word_tokenizer
-from optkit.engine import example_model
-from optkit.hardware import hardware_with, known_gpu
+from optkit.base import InputError
+from optkit.table import IGNORED
+from optkit.store import example_table, word_tokenizer
+from optkit.models import example_model
+from optkit.cards import known_gpu
+from optkit.hardware import hardware_with
 from optkit.hf import store_of
 from optkit.status import status
-from optkit.trainer import FitResult, from_hf
+from optkit.trainer import FitResult
+from optkit.hf import from_hf
 
 torch.set_num_threads(1)
 HERE = hardware_with(None)

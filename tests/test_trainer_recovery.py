@@ -7,12 +7,18 @@ import pytest
 import torch
 import torch.multiprocessing as multiprocessing
 
-from optkit import engine as engine_module, trainer as trainer_module
-from optkit.data import example_table, tokenise, word_tokenizer
-from optkit.engine import Engine, example_model
+from optkit import base as base_module
+from optkit import steps as steps_module
+from optkit import engine as engine_module, sizes as sizes_module, trainer as trainer_module
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.models import example_model
+from optkit.engine import Engine
 from optkit.hardware import hardware_with
 from optkit.progress import read_progress
-from optkit.trainer import SpikeWatch, TrainConfig, Trainer, faster_workers, make_engine, smaller_pieces, steadier
+from optkit.config import TrainConfig
+from optkit.build import make_engine
+from optkit.recovery import faster_workers, smaller_pieces, SpikeWatch, steadier
+from optkit.trainer import Trainer
 
 torch.set_num_threads(1)
 HERE = hardware_with(None)
@@ -113,11 +119,11 @@ def test_the_next_run_on_the_engine_begins_with_what_fitted(store, monkeypatch):
 
 
 def test_gradient_checkpointing_is_planned_from_the_cheapest_mode_on(store, monkeypatch):
-    from optkit.engine import plan_checkpointing
+    from optkit.sizes import plan_checkpointing
     room = dict(off=2, selective=5, full=40)
     real, mode = engine_module._loss, {}
     switch = engine_module.set_checkpointing
-    monkeypatch.setattr(engine_module, 'set_checkpointing', lambda model, m: (mode.update(now=m), switch(model, m))[1])
+    monkeypatch.setattr(sizes_module, 'set_checkpointing', lambda model, m: (mode.update(now=m), switch(model, m))[1])
     def loss(engine, s, micro, weight):
         if len(micro.rows) > room[mode['now']]: raise torch.OutOfMemoryError('CUDA out of memory.')
         return real(engine, s, micro, weight)
@@ -262,7 +268,7 @@ def test_a_spike_sends_a_run_back(store):
 
 def test_rows_that_break_by_themselves_are_named(store):
     trainer = trainer_of(store, replace(BASE, read_every=1))
-    real = engine_module.batch_of
+    real = steps_module.batch_of
     engine = trainer.engine
     engine.model.bert.embeddings.word_embeddings.weight.data[199] = math.inf # a token that only some rows have
     engine.start = engine._copy()
@@ -287,7 +293,7 @@ def test_a_store_in_host_memory_is_gathered_ahead_and_workers_are_measured(store
     trainer = trainer_of(store, replace(BASE, epochs=4))
     want = [e.train_loss for e in trainer_of(store, replace(BASE, epochs=4)).epochs(TRAIN, VALID)]
     used = []
-    monkeypatch.setattr(trainer_module, 'choose_workers', lambda *a: trainer_module.Choice(2, 'measured'))
+    monkeypatch.setattr(trainer_module, 'choose_workers', lambda *a: base_module.Choice(2, 'measured'))
     real = Trainer._begin
     monkeypatch.setattr(Trainer, '_begin', lambda self, *a: (real(self, *a), self._gather_ahead(0))[0])
     trainer.on_epoch = lambda e: used.append(trainer.loader.workers)

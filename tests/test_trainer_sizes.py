@@ -7,11 +7,17 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from optkit import build as build_module
 from optkit.batch_finder import BatchPlan, Probe
-from optkit.data import InputError, example_table, micro_batches, steps, tokenise, word_tokenizer
-from optkit.engine import Engine, example_model
+from optkit.base import InputError
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.steps import micro_batches, steps
+from optkit.models import example_model
+from optkit.engine import Engine
 from optkit.hardware import detect, hardware_with
-from optkit.trainer import TrainConfig, Trainer, fold_runner, make_engine, plan_sizes, with_rows
+from optkit.config import TrainConfig
+from optkit.build import make_engine, plan_sizes
+from optkit.trainer import fold_runner, Trainer, with_rows
 import optkit.trainer
 
 torch.set_num_threads(1)
@@ -42,7 +48,7 @@ class Card(Engine):
 
 @pytest.fixture
 def card(monkeypatch):
-    monkeypatch.setattr(optkit.trainer, 'Engine', Card)
+    monkeypatch.setattr(build_module, 'Engine', Card)
     return engine_of()
 
 

@@ -9,12 +9,18 @@ import torch
 
 import optkit.trainer
 from optkit import engine as engine_module
-from optkit.data import InputError, example_table, steps, tokenise, word_tokenizer
-from optkit.engine import Engine, example_model, make_optimizer
+from optkit.base import InputError
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.steps import steps
+from optkit.models import example_model
+from optkit.engine import Engine, make_optimizer
 from optkit.fast import FastEngine
 from optkit.hardware import hardware_with
 from optkit.precision import choose_precision
-from optkit.trainer import CLAIM_SWITCHES, NO_SWITCH, TrainConfig, Trainer, make_engine
+from optkit.config import TrainConfig
+from optkit.build import make_engine
+from optkit.trainer import Trainer
+from optkit.ladder import CLAIM_SWITCHES, NO_SWITCH
 
 torch.set_num_threads(1)
 HERE, ROOT = hardware_with(None), Path(__file__).resolve().parents[1]
@@ -183,11 +189,14 @@ SCRIPT = '''
 import sys
 import numpy as np, torch, bitsandbytes as bnb
 from dataclasses import replace
-from optkit.data import InputError, example_table, tokenise, word_tokenizer
-from optkit.engine import example_model
+from optkit.base import InputError
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.models import example_model
 from optkit.fast import FastEngine
 from optkit.hardware import hardware_with
-from optkit.trainer import TrainConfig, Trainer, make_engine
+from optkit.config import TrainConfig
+from optkit.trainer import Trainer
+from optkit.build import make_engine
 torch.set_num_threads(1)
 here, store = hardware_with(None), tokenise(example_table(90), word_tokenizer(), 48, progress=False)
 def loaded():

@@ -10,11 +10,17 @@ import transformers
 from sklearn.metrics import f1_score, r2_score, roc_auc_score
 
 from optkit import engine as engine_module
-from optkit.data import IGNORED, LAYOUTS, InputError, MicroBatch, TokenStore
-from optkit.engine import Engine, step_weight, with_labels
+from optkit.base import InputError
+from optkit.table import IGNORED
+from optkit.store import TokenStore
+from optkit.steps import LAYOUTS, MicroBatch
+from optkit.store import with_labels
+from optkit.engine import Engine, step_weight
 from optkit.hardware import hardware_with
-from optkit.metrics import TASK_METRICS, score
-from optkit.trainer import TrainConfig, Trainer, balanced_weights, lr_factor, make_engine
+from optkit.metrics import score, TASK_METRICS
+from optkit.config import lr_factor, TrainConfig
+from optkit.build import balanced_weights, make_engine
+from optkit.trainer import Trainer
 
 torch.set_num_threads(1)
 HERE = hardware_with(None)
@@ -277,7 +283,8 @@ def test_train_and_evaluate_alternate_without_a_trace():
 @pytest.mark.parametrize('task', [t for t in TASKS if t != 'binary'])
 def test_a_study_splits_the_rows_of_each_task(task):
     "A number of folds is enough: what they are stratified by follows from the task"
-    from optkit.hpo import _as_runner, tune
+    from optkit.study import _as_runner
+    from optkit.hpo import tune
     store, c = store_of(task), replace(BASE, epochs=1, metric=METRIC[task], patience=None)
     trainer = Trainer(make_engine(model_of(task), c, HERE), store, c)
     study = tune(trainer, lambda trial: dict(lr=trial.suggest_float('lr', 1e-4, 1e-2, log=True)), n_trials=2, folds=3, storage='memory', strategy='none', progress=False, say=lambda text: None)

@@ -13,15 +13,21 @@ import optuna
 import pytest
 
 import optkit.views as views
-from optkit.data import InputError, example_table, tokenise, word_tokenizer
-from optkit.engine import example_model
+from optkit.base import InputError
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.models import example_model
 from optkit.hardware import detect
-from optkit.hpo import simulated_runner, tune
-from optkit.progress import Progress, card_line, read_history, write_progress
+from optkit.simulator import simulated_runner
+from optkit.hpo import tune
+from optkit.progress import card_line, Progress, read_history, write_progress
 from optkit.status import gpu_busy
 from optkit.storage import open_storage
-from optkit.trainer import TrainConfig, Trainer, make_engine
-from optkit.views import Card, MachineProbe, MachineReading, claims_view, limit_of, open_study, study_view, training_view, trial_rows, watch
+from optkit.config import TrainConfig
+from optkit.build import make_engine
+from optkit.trainer import Trainer
+from optkit.storage import open_study
+from optkit.views import (
+    Card, claims_view, limit_of, MachineProbe, MachineReading, study_view, training_view, trial_rows, watch)
 
 SPACE = ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log']
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import matplotlib
 matplotlib.use('Agg')
 
-from optkit.report import ladder_figure
-from optkit.timing import read_json
+from optkit.page import ladder_figure
+from optkit.base import read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 
