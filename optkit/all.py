@@ -12,6 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
 import optkit
 
 # %% ../nbs/83_all.ipynb #45899ed0
