@@ -6,14 +6,14 @@
 __all__ = ['random_state', 'set_random_state', 'rows_digest', 'model_digest', 'check_same', 'mend', 'save_model',
            'save_checkpoint', 'checkpoints', 'latest_checkpoint', 'read_checkpoint']
 
-# %% ../nbs/41_checkpoint.ipynb #717c9249
-import copy, hashlib, os, shutil
+# %% ../nbs/41_checkpoint.ipynb #ebb131f3
+import copy, hashlib, os, re, shutil
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import safe_open, SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from .base import InputError, read_json, write_json
 from .store import TokenStore
@@ -103,7 +103,8 @@ def save_model(
     tokenizer=None, # saved beside it
     max_length: int | None = None # tokens of a row that the saved tokenizer then allows; None: as it is
 ):
-    "What `from_pretrained` loads (of an adapter: what peft loads); whole or not at all. Raises `InputError` when the disk does not take it."
+    """What `from_pretrained` loads (of an adapter: also what peft loads on its base); whole or not at all.
+    Raises `InputError` when the disk does not take it."""
     folder = Path(folder)
     part = folder.with_name(f'.part-{folder.name}')
     try:
@@ -111,6 +112,7 @@ def save_model(
         shutil.rmtree(part, ignore_errors=True)
         with quiet():
             model.save_pretrained(part)
+            if _has_lora(model): _save_below(model.get_base_model(), part)
             if tokenizer is not None: _as_trained(tokenizer, max_length).save_pretrained(part)
         _settle(part, folder)
     except Exception as exc:
@@ -127,6 +129,22 @@ def _as_trained(tokenizer, max_length):
     tokenizer.model_max_length, tokenizer.padding_side = max_length, 'right'
     getattr(tokenizer, 'init_kwargs', {})['padding_side'] = 'right' # only what stands there is saved
     return tokenizer
+
+def _has_lora(model):
+    "Whether it is under one LoRA or DoRA adapter, on a model that can be written out"
+    config = getattr(model, 'peft_config', {}).get('default')
+    if config is None or len(model.peft_config) > 1 or config.peft_type.value != 'LORA': return False
+    quantized = getattr(model.get_base_model(), 'is_quantized', False)
+    return not (quantized or getattr(config, 'trainable_token_indices', None))
+
+def _save_below(base, part):
+    "Beside an adapter its base, with configuration and head of the training: the original has other labels and padding"
+    own = r'[.](lora_|original_module[.])'
+    plain = lambda name: re.sub(r'[.](base_layer|modules_to_save[.]default)(?=[.])', '', name)
+    base.save_pretrained(part, state_dict={plain(n): v for n, v in base.state_dict().items() if not re.search(own, n)})
+    file, vector = part / 'adapter_model.safetensors', 'lora_magnitude_vector' # of DoRA
+    named = {f'{n}.weight' if n.endswith(vector) else n: v for n, v in load_file(file).items()}
+    save_file(named, file, dict(format='pt')) # transformers finds the vectors by this name, peft by both
 
 def _why(exc): return (str(exc).strip() or type(exc).__name__).splitlines()[0][:160]
 

@@ -172,14 +172,22 @@ def _row_of(item, number):
     return [ids[n] for n in keep], None if types is None else [types[n] for n in keep], label, [label[n] for n in keep] if each else None
 
 # %% ../nbs/49_hf.ipynb #2a243b42
+_WANTED = dict(classification='a whole number', multilabel='finite numbers, as many in each row, from 0 to 1')
+
+def _fits(value, task):
+    "Whether the label of a row can be learnt: in float32, and in a task of several labels as a share of each"
+    if not (np.abs(value) <= np.finfo(np.float32).max).all(): return False
+    if task == 'classification': return not value.ndim and not value % 1
+    return task != 'multilabel' or bool(value.ndim == 1 and (value >= 0).all() and (value <= 1).all())
+
 def _numbers_of(labels, task):
     "Labels of rows as numbers, one shape for all"
-    found, wanted = [], 'a whole number' if task == 'classification' else 'finite numbers, as many in each row'
+    found, wanted = [], _WANTED.get(task, 'finite numbers, as many in each row')
     for n, label in enumerate(labels, 1):
         if label is None: raise InputError(f'row {n} has no label')
         try: value = np.asarray(label, dtype=np.float64)
         except (ValueError, TypeError): value = None
-        if value is None or not np.isfinite(value).all() or value.shape != (found or [value])[0].shape or task == 'classification' and (value.ndim or value % 1):
+        if value is None or value.shape != (found or [value])[0].shape or not _fits(value, task):
             raise InputError(f'row {n} has the label {_shown(label)}, expected {wanted}')
         found.append(value)
     return torch.from_numpy(np.array(found).astype(np.int64 if task == 'classification' else np.float32))

@@ -7,8 +7,8 @@ __all__ = ['DEMO_MODEL', 'DEMO_SHA256', 'check_weights', 'demo_model_folder', 'm
            'load_tokenizer', 'seeded', 'choose_head', 'load_model', 'model_length', 'example_model', 'check_tokens',
            'settle_config']
 
-# %% ../nbs/31_models.ipynb #7019784d
-import copy, hashlib, importlib.util, json, os, threading, time
+# %% ../nbs/31_models.ipynb #b449eba8
+import copy, hashlib, importlib.util, json, os, threading, time, warnings
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -54,6 +54,8 @@ def model_source(
         raise InputError(f'{name[:60]}: no such model folder ({getattr(exc, "strerror", None) or exc})') from None
     if not looks_local: return name
     if not folder.is_dir(): raise InputError(f'{name}: no such model folder')
+    if (folder / 'adapter_config.json').is_file():
+        raise InputError(f'{name}: holds an adapter; load its base, or a model that peft has merged (merge_and_unload)')
     if not (folder / 'config.json').is_file(): raise InputError(f'{name}: holds no config.json, so it is no model folder of transformers')
     _check_config(name, folder / 'config.json')
     if not weight_files(folder):
@@ -110,7 +112,7 @@ def _loaded(kind, name, source, what, **kwargs):
     "What `kind.from_pretrained` gives, without code of the model's own; where the hub does not answer, from the cache"
     from huggingface_hub import constants
     os.environ.setdefault('DISABLE_SAFETENSORS_CONVERSION', '1') # else a service is asked to convert pickles on the hub
-    whole = Path(source).is_dir() and not (Path(source) / 'adapter_config.json').exists() # an adapter names its base
+    whole = Path(source).is_dir()
     silent = not whole and (constants.HF_HUB_OFFLINE or not _hub_answers(time.monotonic() // 60))
     try:
         with quiet(), _offline(whole or silent): return kind.from_pretrained(source, trust_remote_code=False, **kwargs)
@@ -295,6 +297,9 @@ def _positions(model):
 # %% ../nbs/31_models.ipynb #04eaa2f5
 _PROBLEMS = dict(classification='single_label_classification', multilabel='multi_label_classification', regression='regression')
 
+# without a mask, or with a convolution or sums over the padding too
+_READ_PADDING = ('canine', 'convbert', 'fnet', 'mobilebert', 'nystromformer')
+
 def settle_config(
     model, # of transformers, or of peft around one; its configuration changes
     store: TokenStore # that it is trained on
@@ -304,9 +309,15 @@ def settle_config(
     known = {int(k): str(v) for k, v in sorted((getattr(config, 'id2label', None) or {}).items())}
     named = names != tuple(map(str, range(len(names)))) and store.task != 'causal' and len(names) <= len(known) # numbers name nothing
     if named and choose_head(names, known).value not in (None, tuple(range(len(names)))):
-        raise InputError(f"the classes of the store are {', '.join(names)}, but {type(model).__name__} has {', '.join(known.values())} in this order; load it with load_model(name, store.classes)")
+        remedy = 'load it with load_model(name, store.classes)' # which makes classifiers of whole rows
+        if store.targets is not None: remedy = 'give the labels as the numbers that the model has for them'
+        raise InputError(f"the classes of the store are {', '.join(names)}, but {type(model).__name__} has "
+                         f"{', '.join(known.values())} in this order; {remedy}")
     if getattr(config, 'summary_type', '') in ('last', 'mean') and any(n.endswith('sequence_summary') for n, _ in model.named_modules()): # XLNet
         raise InputError(f'{type(model).__name__} summarises rows over their padding (summary_type {config.summary_type!r}), so a row in a batch has other outputs than alone; take another model')
+    if text_config(model).model_type in _READ_PADDING and len({*store.lengths.tolist()}) > 1:
+        warnings.warn(f'{type(model).__name__} reads the padding of a row, so its answers depend a little on the rows '
+                      'beside it; another model gives the same answer for a row alone and in a batch', stacklevel=3)
     _set_padding(model, store.pad_id)
     if named: _name_outputs(config, (known | dict(enumerate(names))).values())
     if store.task in _PROBLEMS: config.problem_type = _PROBLEMS[store.task]

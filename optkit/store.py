@@ -348,7 +348,8 @@ def with_labels(
     if task not in ('multilabel', 'regression', 'classification'): raise InputError(f'task {task!r} has no labels a row; expected multilabel, regression or classification')
     if len(labels) != len(store): raise InputError(f'{len(labels)} labels for {len(store)} rows')
     if task == 'multilabel' and (labels.ndim != 2 or not np.isin(labels, (0, 1)).all()): raise InputError(f'labels of multilabel have the shape {labels.shape}, expected [rows, classes] of 0 and 1')
-    if task == 'regression' and (labels.ndim > 2 or labels.dtype.kind not in 'iubf' or not np.isfinite(labels).all()):
+    fits = lambda: (np.abs(labels) <= np.finfo(np.float32).max).all()
+    if task == 'regression' and (labels.ndim > 2 or labels.dtype.kind not in 'iubf' or not fits()):
         raise InputError(f'labels of regression are {labels.dtype} of the shape {labels.shape}, expected finite numbers, [rows] or [rows, numbers]; remove rows without one')
     if task == 'classification' and (labels.ndim != 1 or labels.dtype.kind not in 'iub' and (labels.dtype.kind != 'f' or not (labels % 1 == 0).all()) or labels.min() < 0):
         raise InputError(f'labels of classification are {labels.dtype} of the shape {labels.shape}, expected [rows] of whole numbers from 0 on')
