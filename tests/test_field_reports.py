@@ -782,7 +782,7 @@ print(time.monotonic() - start)
     *lines, seconds = found.stdout.splitlines()
     assert lines == [why.format('tokenizer'), why.format('sequence classifier'), '2', '2'], found.stdout + found.stderr
     assert found.stderr.splitlines() == [f'optkit {door}: {why.format("tokenizer")}' for door in ('tune', 'train')]
-    assert float(seconds) < 10
+    assert float(seconds) < 10 * max(1, os.getloadavg()[0] / os.cpu_count()) # a loaded machine takes longer to import
     assert not (tmp_path / 'run').exists()
 
 
