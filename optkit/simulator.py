@@ -526,11 +526,11 @@ def main(argv: list[str] | None = None) -> Path: # the record
         part = {k: v for k, v in kinds.items() if k.startswith('taskset') == recorded}
         studies += run_table(part, args.strategies, seeds, args.journal, not args.quiet)
     margins = {k: .01 if k.startswith('taskset') else make(0).margin for k, (make, _) in kinds.items()}
-    rows, kept = _merge_rows(summarise_table(studies, margins), before)
+    rows, source = _merge_rows(summarise_table(studies, margins), before)
     note = ('regret: true loss of the winner above the optimum; taskset rows are judged by the share of '
             'configurations better than the winner')
     settings = dict(provenance(detect(), _command(args)), seeds=args.seeds, held_out_from=HELD_OUT, note=note)
-    return write_json(args.out, dict(provenance=settings | kept, rows=rows))
+    return write_json(args.out, dict(provenance=settings | source, rows=rows))
 
 # %% ../nbs/51_simulator.ipynb #b78d9d72
 #| eval: false

@@ -222,8 +222,8 @@ def best_of(trials, sign):
     complete = (t for t in trials if ended(t) == 'complete')
     return (max if sign > 0 else min)(complete, key=lambda t: t.value, default=None)
 
-def trials_that(study: optuna.Study, how: str) -> list[FrozenTrial]: # how they ended
-    return [t for t in study.get_trials(deepcopy=False) if ended(t) == how]
+def trials_that(study: optuna.Study, end: str) -> list[FrozenTrial]: # 'complete', 'stopped' or 'failed'
+    return [t for t in study.get_trials(deepcopy=False) if ended(t) == end]
 
 # %% ../nbs/53_space.ipynb #356b64b5
 def complete_table(study: optuna.Study) -> np.ndarray: # [complete trials, folds]
