@@ -329,7 +329,7 @@ class Job:
     stepping = Choice('plain', 'not chosen yet') # see `choose_engine`
 
     def __init__(self,
-        config: JobConfig,
+        config: JobConfig, # data, model, and the size of the job
         progress: bool = True, # show bars
         say: Callable[[str], None] = tqdm.write, # called with each line of words
         command: str | None = None, # of the report; None: what this process was started with
