@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['is_out_of_memory', 'accumulation_for', 'planned_updates', 'Probe', 'Peak', 'predict_limit', 'predict_peak',
-           'next_probe', 'BatchPlan', 'exchange_nothing', 'worst', 'find_batch_size', 'find_max_tokens',
-           'find_batch_table', 'MemoryProbe', 'preserved']
+           'next_probe', 'BatchPlan', 'find_batch_size', 'find_max_tokens', 'find_batch_table', 'MemoryProbe',
+           'preserved']
 
 # %% ../nbs/30_batch_finder.ipynb #261d60e3
 import errno, gc, math, operator, random, sys, traceback
@@ -13,17 +13,22 @@ from collections.abc import Callable, Iterable
 from contextlib import contextmanager, ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from html import escape
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 
 # %% ../nbs/30_batch_finder.ipynb #17c7fd03
-_OOM_WORDS = ('out of memory', 'alloc_failed', 'allocation_failed', 'cudaerrormemoryallocation', 'hiperroroutofmemory', 'out_of_device_memory', 'out_of_host_memory',
-              "can't allocate memory", 'cannot allocate memory', 'not enough memory', 'invalid buffer size:', # the last one: MPS
-              'failed to cuda calloc', 'failed to cuda malloc', 'failed to cuda host alloc') # NCCL
+_OOM_MESSAGES = (
+    'out of memory', 'alloc_failed', 'allocation_failed', 'cudaerrormemoryallocation', 'hiperroroutofmemory',
+    'out_of_device_memory', 'out_of_host_memory', "can't allocate memory", 'cannot allocate memory',
+    'not enough memory', 'invalid buffer size:', # the last one: MPS
+    'failed to cuda calloc', 'failed to cuda malloc', 'failed to cuda host alloc') # NCCL
 
+# %% ../nbs/30_batch_finder.ipynb #77d1cebb
 def is_out_of_memory(
     exc: BaseException # any exception
 ) -> bool: # True where a smaller batch could have passed
@@ -31,7 +36,8 @@ def is_out_of_memory(
     if isinstance(exc, (torch.OutOfMemoryError, MemoryError)): return True
     if isinstance(exc, OSError): return exc.errno == errno.ENOMEM
     text = str(exc).lower()
-    return isinstance(exc, RuntimeError) and (any(word in text for word in _OOM_WORDS) or 'cublas_status_not_initialized' in text and 'cublascreate' in text)
+    no_handle = 'cublas_status_not_initialized' in text and 'cublascreate' in text
+    return isinstance(exc, RuntimeError) and (no_handle or any(message in text for message in _OOM_MESSAGES))
 
 # %% ../nbs/30_batch_finder.ipynb #d4b35b0d
 def accumulation_for(
@@ -47,10 +53,12 @@ def accumulation_for(
 def planned_updates(
     rows: int, # training rows
     effective: int, # rows of an optimizer step; the last one of an epoch holds what is left
-    epochs: int
+    epochs: int # passes over the rows
 ) -> int: # optimizer steps, whatever the physical batch
     "The optimizer steps of a whole training"
-    if effective < 1 or rows < 0 or epochs < 0: raise ValueError(f'rows {rows}, effective {effective} and epochs {epochs}: expected an effective batch of at least 1 and no negative number')
+    if effective < 1 or rows < 0 or epochs < 0:
+        raise ValueError(f'rows {rows}, effective {effective} and epochs {epochs}: '
+                         'expected an effective batch of at least 1 and no negative number')
     return epochs * math.ceil(rows / effective)
 
 # %% ../nbs/30_batch_finder.ipynb #11ee1649
@@ -61,35 +69,45 @@ class Probe:
     peak_bytes: int | None # most that the device held during two steps, of other processes too
     fits: bool # ran, within the budget
     note: str = '' # why it does not fit
-    allocated_bytes: int | None = None # most that tensors took; the rest up to `peak_bytes` is fragmentation and other processes
+    allocated_bytes: int | None = None # most that tensors took; the rest is fragmentation and other processes
     activation_bytes: int | None = None # most that tensors took before the optimizer's update
     resident_bytes: int | None = None # what tensors took before the step
 
-
+# %% ../nbs/30_batch_finder.ipynb #913310b9
 class Peak(NamedTuple):
     "What a probe may return instead of its peak alone"
-    peak_bytes: int
+    peak_bytes: int # as of a `Probe`, like the others
     allocated_bytes: int
     activation_bytes: int | None = None
     resident_bytes: int | None = None
 
 # %% ../nbs/30_batch_finder.ipynb #f1d0a010
-def _points(probes):
-    "Bytes over batch, sorted; whether tensors were read apart from the update"
-    known = {p.batch: p for p in probes if p.peak_bytes}
-    split = bool(known) and all(p.activation_bytes for p in known.values()) # then the optimizer's peak does not hide small batches
-    points = sorted((n, p.activation_bytes if split else p.peak_bytes) for n, p in known.items())
-    if len(points) == 1 and split and (still := next(iter(known.values())).resident_bytes): points.insert(0, (0, still)) # no rows: only what stays
-    return points, split
+class _Line(NamedTuple):
+    "Bytes over rows, through two measured points"
+    first: tuple[int, int] # rows, bytes
+    last: tuple[int, int] # rows, bytes
+    least_bytes: int # of the smallest measured size
+    split: bool # the bytes are those of tensors before the optimizer's update
+    overhead: int # bytes of fragmentation and other processes, at these two sizes alone: both change with time
 
-def _line(points):
-    "The two points that the line goes through: two close sizes may share a block of the allocator"
-    n2, b2 = points[-1]
-    return next((k for k in points[::-1] if k[0] <= .9 * n2), points[0]), (n2, b2)
+    @property
+    def slope(self): return (self.last[1] - self.first[1]) / (self.last[0] - self.first[0]) # bytes of a row
 
-def _rest(probes, line):
-    "Fragmentation and other processes, at the sizes of the line: elsewhere it may have been another's moment"
-    return max((p.peak_bytes - p.allocated_bytes for p in probes if p.peak_bytes and p.batch in (line[0][0], line[1][0])), default=0)
+# %% ../nbs/30_batch_finder.ipynb #1de3c130
+def _memory_line(probes):
+    "The line through what was read; None where it has no slope"
+    measured = {p.batch: p for p in probes if p.peak_bytes}
+    split = all(p.activation_bytes for p in measured.values())
+    points = sorted((n, p.activation_bytes if split else p.peak_bytes) for n, p in measured.items())
+    if len(points) == 1 and split and (resident := next(iter(measured.values())).resident_bytes):
+        points.insert(0, (0, resident))
+    if len(points) < 2: return None
+    last = points[-1]
+    first = next((p for p in points[::-1] if p[0] <= .9 * last[0]), points[0])
+    if last[1] - first[1] <= (0 if split else .005 * first[1]): return None
+    sizes = first[0], last[0]
+    overheads = [p.peak_bytes - p.allocated_bytes for p in probes if split and p.peak_bytes and p.batch in sizes]
+    return _Line(first, last, points[0][1], split, max(overheads, default=0))
 
 # %% ../nbs/30_batch_finder.ipynb #ea2db234
 def predict_limit(
@@ -97,67 +115,89 @@ def predict_limit(
     budget: float # bytes that may be used
 ) -> int | None: # largest batch on the line through the two largest sizes; None where they show no slope
     "Where a line of bytes over batch meets the budget"
-    points, split = _points(probes)
-    if len(points) < 2: return None
-    (n1, b1), (n2, b2) = line = _line(points)
-    if not split and b2 > budget and b1 <= 1.002 * points[0][1]: return None # the first size shows the optimizer's peak: the line would be too flat
-    slope, rest = (b2 - b1) / (n2 - n1), _rest(probes, line) if split else 0
-    return int((budget - rest - b2) / slope + n2) if b2 - b1 > (0 if split else .005 * b1) else None
+    if (line := _memory_line(probes)) is None: return None
+    rows, used = line.last
+    hidden = not line.split and used > budget and line.first[1] <= 1.002 * line.least_bytes
+    if hidden: return None # the first size shows the optimizer's peak: the line would be too flat
+    return int((budget - line.overhead - used) / line.slope + rows)
 
+# %% ../nbs/30_batch_finder.ipynb #9746dde1
 def predict_peak(
     probes: list[Probe], # what was tried
     batch: int # rows
 ) -> int | None: # bytes; None where the probes show no slope
-    "The peak that `batch` rows would have, on the line that `predict_limit` uses, and not below what the update alone takes"
-    points, split = _points(probes)
-    if len(points) < 2: return None
-    (n1, b1), (n2, b2) = line = _line(points)
-    if b2 - b1 <= (0 if split else .005 * b1): return None
-    update = min(p.peak_bytes for p in probes if p.peak_bytes) if split else points[0][1]
-    told = b2 + (b2 - b1) / (n2 - n1) * (batch - n2) + (_rest(probes, line) if split else 0)
-    return int(max(told, update if batch >= min(p.batch for p in probes if p.peak_bytes) else 0))
+    "The peak of `batch` rows on the line of `predict_limit`, and not below what the update alone takes"
+    if (line := _memory_line(probes)) is None: return None
+    rows, used = line.last
+    peak = used + line.slope * (batch - rows) + line.overhead
+    measured = [p for p in probes if p.peak_bytes]
+    if batch < min(p.batch for p in measured): return int(max(peak, 0))
+    return int(max(peak, min(p.peak_bytes for p in measured) if line.split else line.least_bytes))
 
 # %% ../nbs/30_batch_finder.ipynb #df11aa9e
+class _Bracket(NamedTuple):
+    "What the search has narrowed the answer down to"
+    low: int # largest size that fits
+    high: int # smallest size that does not
+    near: int # rows within the tolerance of `low`
+    far: int # rows within the tolerance of `high`
+
+# %% ../nbs/30_batch_finder.ipynb #aaea6d5c
+def _step_factor(probes, budget):
+    "How many times the tolerance to go beyond a tried size"
+    last, earlier = probes[-1], range(len(probes) - 1, 0, -1)
+    def streak(flags): return next((n for n, flag in enumerate(flags) if not flag), len(earlier))
+    def against_prediction(n): # and on the side of the last probe
+        guess = predict_limit(probes[:n], budget) if budget else None
+        return guess is not None and probes[n].fits == last.fits == (probes[n].batch > guess)
+    wrong = streak(map(against_prediction, earlier))
+    if not last.fits and last.peak_bytes: wrong -= 1 # bytes read beyond the budget have mended the prediction
+    return 4 ** max(0, wrong, streak(probes[n].fits == last.fits for n in earlier) - 3)
+
+# %% ../nbs/30_batch_finder.ipynb #92c628af
+def _above(probes, bracket, guess, budget):
+    "A size above all that were tried, which all fit"
+    beyond = bracket.low + bracket.near * _step_factor(probes, budget)
+    if guess is None: return max(bracket.low * (8 if budget else 2), beyond)
+    return max(min(guess - bracket.near // 2, 32 * bracket.low), beyond)
+
+# %% ../nbs/30_batch_finder.ipynb #dd1b0892
+def _between(probes, bracket, guess, budget):
+    "A size inside the bracket: by the prediction, or its middle where there is none or a failure contradicts it"
+    low, high, near, far = bracket
+    was_read = any(p.batch == high and p.peak_bytes for p in probes) # ran, over the budget: the prediction includes it
+    if guess is None or guess >= (high + 4 * near if was_read else high):
+        wide = budget and (guess is None or high > 4 * low)
+        return math.isqrt(low * high) if wide else (low + high) // 2
+    factor = _step_factor(probes, budget)
+    size = guess - near // 2
+    size = max(size, low + near * factor) if probes[-1].fits else min(size, high - far * factor)
+    return size if low < size < high else (low + high) // 2
+
+# %% ../nbs/30_batch_finder.ipynb #88a1ba1e
 def next_probe(
     probes: list[Probe], # what was tried
     start: int, # first size
     limit: int, # never try a larger one
     budget: float | None = None, # bytes that may be used; None: unknown
-    tolerance: float = .01, # stop when the bracket is narrower than this share of the answer; 0: only when the next size is known
+    tolerance: float = .01, # stop when the bracket is narrower than this share of the answer; 0: at the next size
     least: int = 1 # never try a smaller one
 ) -> int | None: # the size to try; None: the answer is known
     "The next size to try, from the probes so far alone"
     if not probes: return max(least, min(start, limit))
     low = max((p.batch for p in probes if p.fits), default=least - 1)
     high = min((p.batch for p in probes if not p.fits), default=limit + 1)
-    near = max(1, int(tolerance * low)) # a prediction this close to a known size is tried this far from it, which settles it
+    near, far = (max(1, int(tolerance * n)) for n in (low, high))
     if high - low <= near: return None
-    guess, factor = predict_limit(probes, budget) if budget else None, 8 if budget else 2
-    if low < least: return max(least, high // factor ** (min(len(probes), 2) if budget else 1))
-    if high > limit: return min(max(low * factor if guess is None else min(guess - near // 2, 32 * low), low + near * _push(probes, budget)), limit)
-    read = any(p.batch == high and p.peak_bytes for p in probes) # ran, but over the budget: the prediction knows it
-    if guess is None or guess >= (high + 4 * near if read else high): # no prediction, or one that a failure contradicts
-        guess = math.isqrt(low * high) if budget and (guess is None or high > 4 * low) else (low + high) // 2
-    else: guess = _beyond(guess, probes, low, high, near, max(1, int(tolerance * high)), budget)
-    return min(max(guess, low + near), max(high - near, low + 1))
-
-def _push(probes, budget):
-    "How many times the tolerance to go beyond a known size: more with each of the last probes, all on one side, that ended against the prediction before it, or is one of many"
-    told = [(predict_limit(probes[:n], budget) if budget else None, probes[n]) for n in range(len(probes) - 1, 0, -1)]
-    against = (guess is not None and p.fits == probes[-1].fits == (p.batch > guess) for guess, p in told)
-    run = lambda flags: next((n for n, same in enumerate(flags) if not same), len(told))
-    wrong = run(against) - (not probes[-1].fits and bool(probes[-1].peak_bytes)) # what was read beyond the budget has mended the prediction
-    return 4 ** max(0, wrong, run(p.fits == probes[-1].fits for _, p in told) - 3)
-
-def _beyond(guess, probes, low, high, near, far, budget):
-    "The prediction, pushed on by steps that grow while probes end against it on the same side"
-    push = _push(probes, budget)
-    guess = max(guess - near // 2, low + near * push) if probes[-1].fits else min(guess - near // 2, high - far * push)
-    return guess if low < guess < high else (low + high) // 2
+    if low < least: return max(least, high // (8 ** min(len(probes), 2) if budget else 2))
+    bracket, guess = _Bracket(low, high, near, far), predict_limit(probes, budget) if budget else None
+    if high > limit: return min(_above(probes, bracket, guess, budget), limit)
+    return min(max(_between(probes, bracket, guess, budget), low + near), max(high - near, low + 1))
 
 # %% ../nbs/30_batch_finder.ipynb #f4dc59ef
-def _size(value): return 'n/a' if value is None else f'{value / 2**30:.2f} GiB'
+def _gibibytes(value): return 'n/a' if value is None else f'{value / 2**30:.2f} GiB'
 
+# %% ../nbs/30_batch_finder.ipynb #1d6e1645
 @dataclass(frozen=True)
 class BatchPlan:
     "A physical batch that ran, and how an optimizer step is made of it"
@@ -169,58 +209,67 @@ class BatchPlan:
     peak_bytes: int | None # measured at the physical batch
     reason: str # why this size
     max_tokens: int | None = None # of a packed micro-batch, where tokens were asked for instead of rows
-    allocated_bytes: int | None = None # that tensors took at that size; the rest of `peak_bytes` is fragmentation and other processes
+    allocated_bytes: int | None = None # that tensors took; the rest of the peak is fragmentation and other processes
 
     def __repr__(self):
-        what = f'packed micro-batches of up to {self.max_tokens} tokens' if self.max_tokens else (
-            f'{self.effective} rows a step = {self.accumulation} x {self.physical}' + (f' of up to {self.longest} tokens' if self.longest else ''))
-        held = '' if self.allocated_bytes is None else f' ({_size(self.allocated_bytes)} in tensors)'
-        return f'BatchPlan: {what}, peak {_size(self.peak_bytes)}{held}, {len(self.tried)} probes. {self.reason}'
+        step = f'{self.effective} rows a step = {self.accumulation} x {self.physical}'
+        if self.longest: step += f' of up to {self.longest} tokens'
+        if self.max_tokens: step = f'packed micro-batches of up to {self.max_tokens} tokens'
+        tensors = '' if self.allocated_bytes is None else f' ({_gibibytes(self.allocated_bytes)} in tensors)'
+        peak = _gibibytes(self.peak_bytes)
+        return f'BatchPlan: {step}, peak {peak}{tensors}, {len(self.tried)} probes. {self.reason}'
 
     def _repr_html_(self):
-        rows = ''.join(f'<tr><td>{p.batch}</td><td>{_size(p.peak_bytes)}</td><td>{"fits" if p.fits else escape(p.note)}</td></tr>'
-                       for p in self.tried)
+        cells = lambda p: (p.batch, _gibibytes(p.peak_bytes), 'fits' if p.fits else escape(p.note))
+        rows = ''.join('<tr>' + ''.join(f'<td>{c}</td>' for c in cells(p)) + '</tr>' for p in self.tried)
         return f'<p>{escape(repr(self))}</p><table><tr><th>batch</th><th>peak</th><th></th></tr>{rows}</table>'
 
 # %% ../nbs/30_batch_finder.ipynb #c75d802c
-def _free():
+def _release_memory():
     gc.collect()
     if torch.cuda.is_available(): torch.cuda.empty_cache()
 
+# %% ../nbs/30_batch_finder.ipynb #de416dbf
 def _clear_frames(exc, outer):
-    "Drop the tensors in the frames of an exception and of those it was raised from or during, up to one that was there before"
-    waiting, seen = [exc], {id(None), id(outer)}
+    "Drop the tensors in the frames of `exc` and of the exceptions it was raised from or during, up to `outer`"
+    waiting, visited = [exc], {id(None), id(outer)}
     while waiting:
-        if id(exc := waiting.pop()) in seen: continue
-        seen.add(id(exc))
+        if id(exc := waiting.pop()) in visited: continue
+        visited.add(id(exc))
         traceback.clear_frames(exc.__traceback__)
         waiting += [exc.__cause__, exc.__context__, *getattr(exc, 'exceptions', ())]
 
-def _attempt(probe, batch, budget):
+# %% ../nbs/30_batch_finder.ipynb #7bc974c3
+def _run_probe(probe, batch, budget):
     "Run `probe(batch)` once; anything that is no out-of-memory is raised again, without the tensors of its frames"
-    failed, outer = None, sys.exception()
+    problem, outer = None, sys.exception()
     try: peak = probe(batch)
     except BaseException as exc:
         _clear_frames(exc, outer)
         if not is_out_of_memory(exc): raise
-        failed = f'out of memory: {str(exc).splitlines()[0][:120]}'.rstrip('. ') if str(exc) else 'out of memory'
-    if failed is not None:
-        for model, others in _HELD: _clean_up(model, others)
-        _free()
-        return Probe(batch, None, False, failed)
+        problem = f'out of memory: {str(exc).splitlines()[0][:120]}'.rstrip('. ') if str(exc) else 'out of memory'
+    if problem is not None:
+        for model, others in _PRESERVED: _drop_partial_state(model, others)
+        _release_memory()
+        return Probe(batch, None, False, problem)
     peak, *more = peak if isinstance(peak, tuple) else (peak,)
-    if peak is not None and not peak >= 0: raise ValueError(f'the probe of {batch} rows returned {peak!r}, expected bytes from 0 on, or None where they cannot be read')
-    over = f'{_size(peak)} is over the budget of {_size(budget)}' if budget and peak and peak > budget else ''
-    return Probe(batch, peak, not over, over, *more)
+    if peak is not None and not peak >= 0:
+        raise ValueError(f'the probe of {batch} rows returned {peak!r}, '
+                         'expected bytes from 0 on, or None where they cannot be read')
+    if budget and peak and peak > budget:
+        problem = f'{_gibibytes(peak)} is over the budget of {_gibibytes(budget)}'
+    return Probe(batch, peak, not problem, problem or '', *more)
 
 # %% ../nbs/30_batch_finder.ipynb #f1d0a002
-_HELD = [] # models and what belongs to them, of the `preserved` blocks that are open
+_PRESERVED = [] # models and what belongs to them, of the `preserved` blocks that are open
 
-def _clean_up(model, others):
+# %% ../nbs/30_batch_finder.ipynb #ed3fbad4
+def _drop_partial_state(model, others):
     "After a failed step: no gradients, no half-made optimizer state, no mark of an unscaled gradient"
     model.zero_grad(set_to_none=True)
     for other in others:
-        if isinstance(other, torch.amp.GradScaler): other._per_optimizer_states.clear() # torch has no public way back from `unscale_`
+        if isinstance(other, torch.amp.GradScaler):
+            other._per_optimizer_states.clear() # torch has no public function that undoes `unscale_`
         if not isinstance(other, torch.optim.Optimizer): continue
         kinds = {frozenset(s) for s in other.state.values() if isinstance(s, dict)}
         if any(a < b for a in kinds for b in kinds): other.state.clear() # entries that lack what others have
@@ -230,273 +279,356 @@ def _clean_up(model, others):
 def exchange_nothing():
     "`DistributedDataParallel` models that are called inside compute alone"
     from torch.nn.parallel import DistributedDataParallel
-    real, met = DistributedDataParallel.forward, {}
-    def forward(self, *args, **kwargs):
-        before = met.get(self, (False, False))
-        met[self] = before[0] or self.require_backward_grad_sync, before[1] or self.require_forward_param_sync
+    forward, flags = DistributedDataParallel.forward, {} # flags: of gradients and of buffers, by model
+    def alone(self, *args, **kwargs):
+        gradients, buffers = flags.get(self, (False, False))
+        flags[self] = gradients or self.require_backward_grad_sync, buffers or self.require_forward_param_sync
         self.require_backward_grad_sync = self.require_forward_param_sync = False
-        return real(self, *args, **kwargs)
-    DistributedDataParallel.forward = forward
+        return forward(self, *args, **kwargs)
+    DistributedDataParallel.forward = alone
     try: yield
     finally:
-        DistributedDataParallel.forward = real
-        for model, (gradients, buffers) in met.items(): model.require_backward_grad_sync, model.require_forward_param_sync = gradients, buffers
+        DistributedDataParallel.forward = forward
+        for model, (gradients, buffers) in flags.items():
+            model.require_backward_grad_sync = gradients
+            model.require_forward_param_sync = buffers
 
-
-def worst(probes: list[Probe]) -> Probe: # one, of the same size
-    "What the probes of all ranks come to: fits where all fit, with the most bytes"
+# %% ../nbs/30_batch_finder.ipynb #711db073
+def worst(
+    probes: list[Probe] # of all ranks, at the same size
+) -> Probe:
+    "One probe for all ranks: it fits where all fit, and has the most bytes"
     most = lambda name: max((b for p in probes if (b := getattr(p, name)) is not None), default=None)
-    bad = [f'rank {n}: {p.note}' for n, p in enumerate(probes) if not p.fits]
+    notes = [f'rank {n}: {p.note}' for n, p in enumerate(probes) if not p.fits]
     bytes_ = {n: most(n) for n in ('peak_bytes', 'allocated_bytes', 'activation_bytes', 'resident_bytes')}
-    return Probe(probes[0].batch, fits=not bad, note='; '.join(bad), **bytes_)
+    return Probe(probes[0].batch, fits=not notes, note='; '.join(notes), **bytes_)
 
 # %% ../nbs/30_batch_finder.ipynb #f1d0a005
-class _Together:
+class _RankGroup:
     "The ranks of a process group, which search as one; `patience`: seconds that they wait for each other"
-    groups = {} # by ranks and patience: the group they speak through, apart from what a step may use
+    groups = {} # by ranks and patience: the group they communicate through, apart from what a step may use
 
     def __init__(self, ranks, patience):
         from torch import distributed
         self.key, self.patience = (ranks, patience), patience
-        if self.key not in self.groups:
-            self.groups[self.key] = distributed.new_group(distributed.get_process_group_ranks(ranks), timedelta(seconds=patience), 'gloo', use_local_synchronization=True)
+        if self.key in self.groups: return
+        members = distributed.get_process_group_ranks(ranks)
+        self.groups[self.key] = distributed.new_group(members, timedelta(seconds=patience), 'gloo',
+                                                      use_local_synchronization=True)
 
-    def tell(self, what, of):
-        "What all ranks say, in their order. Raises `RuntimeError` where one does not answer."
+    def gather(self, answer, when):
+        "The answers of all ranks, in their order. Raises `RuntimeError` where one does not answer."
         from torch import distributed
         group = self.groups[self.key]
-        found = [None] * distributed.get_world_size(group)
-        try: distributed.all_gather_object(found, what, group=group)
+        answers = [None] * distributed.get_world_size(group)
+        try: distributed.all_gather_object(answers, answer, group=group)
         except RuntimeError as exc:
             del self.groups[self.key]
-            raise RuntimeError(f'a rank did not answer within {self.patience:g} s {of}: it failed, is slower, or waits for the others inside its step, which must exchange nothing (see `find_batch_size`)') from exc
-        return found
+            raise RuntimeError(
+                f'a rank did not answer within {self.patience:g} s {when}: it failed, is slower, or waits for the '
+                'others inside its step, which must exchange nothing (see `find_batch_size`)') from exc
+        return answers
 
-    def agree(self, capacity, **settings):
-        "The smallest capacity. Raises `ValueError` where the ranks do not ask for the same."
-        found = self.tell((capacity, settings), 'at the start of the search')
-        if odd := [n for n, (_, other) in enumerate(found) if other != found[0][1]]: raise ValueError(f'ranks ask for different searches: rank 0 {found[0][1]}, rank {odd[0]} {found[odd[0]][1]}; give all of them the same')
-        return min((c for c, _ in found if c), default=None)
+# %% ../nbs/30_batch_finder.ipynb #1c143200
+@patch
+def agree(self: _RankGroup, capacity, **settings):
+    "The smallest capacity. Raises `ValueError` where the ranks do not ask for the same."
+    answers = self.gather((capacity, settings), 'at the start of the search')
+    first = answers[0][1]
+    for n, (_, other) in enumerate(answers):
+        if other != first: raise ValueError(
+            f'ranks ask for different searches: rank 0 {first}, rank {n} {other}; give all of them the same')
+    return min((c for c, _ in answers if c), default=None)
 
-    def attempt(self, probe, batch, budget):
-        "`_attempt` on every rank, with one answer"
-        own = error = None
-        try:
-            with exchange_nothing(): own = _attempt(probe, batch, budget)
-        except BaseException as exc: error = exc
-        try: found = self.tell(own if error is None else f'{type(error).__name__}: {error}', f'after a probe of {batch}, which {"failed" if error else "ran" if own.fits else "did not fit"} here')
-        except RuntimeError: raise error or sys.exception()
-        if error is not None: raise error
-        if failed := [f'rank {n}: {f}' for n, f in enumerate(found) if isinstance(f, str)]: raise RuntimeError(f'a probe of {batch} failed elsewhere: {"; ".join(failed)}')
-        return worst(found)
+# %% ../nbs/30_batch_finder.ipynb #847660d9
+@patch
+def run_probe(self: _RankGroup, probe, batch, budget):
+    "`_run_probe` on every rank, with one answer"
+    result = error = None
+    try:
+        with exchange_nothing(): result = _run_probe(probe, batch, budget)
+    except BaseException as exc: error = exc
+    answer = result if error is None else f'{type(error).__name__}: {error}'
+    outcome = 'failed' if error else 'ran' if result.fits else 'did not fit'
+    try: answers = self.gather(answer, f'after a probe of {batch}, which {outcome} here')
+    except RuntimeError: raise error or sys.exception()
+    if error is not None: raise error
+    failed = [f'rank {n}: {a}' for n, a in enumerate(answers) if isinstance(a, str)]
+    if failed: raise RuntimeError(f'a probe of {batch} failed elsewhere: {"; ".join(failed)}')
+    return worst(answers)
 
 # %% ../nbs/30_batch_finder.ipynb #56bb276c
-def _whole(least=1, **values):
+def _check_whole(least=1, **values):
     "Raise `ValueError` for what is no whole number of at least `least`"
     for name, value in values.items():
-        if not hasattr(value, '__index__') or operator.index(value) < least: raise ValueError(f'{name} is {value!r}, expected a whole number of at least {least}')
+        if not hasattr(value, '__index__') or operator.index(value) < least:
+            raise ValueError(f'{name} is {value!r}, expected a whole number of at least {least}')
 
+# %% ../nbs/30_batch_finder.ipynb #18cf8a95
+def _check_share(**values):
+    for name, value in values.items():
+        if not 0 <= value < 1: raise ValueError(f'{name} is {value}, expected a share from 0 up to 1')
+
+# %% ../nbs/30_batch_finder.ipynb #f1d0a006
+def _even_parts(best, tried, effective, run_probe):
+    "The probe of the even micro-batches that make a step, and their number; a size that did not run yet is tried"
+    physical, accumulation = accumulation_for(best.batch, effective)
+    while True:
+        probe = next((p for p in tried if p.batch == physical), None)
+        if probe is None: tried.append(probe := run_probe(physical))
+        if probe.fits: return probe, accumulation
+        if physical == 1: raise MemoryError(f'{best.batch} rows ran, but no smaller number did: {probe.note}')
+        accumulation = math.ceil(effective / (physical - 1)) # the next smaller size that makes even parts
+        physical = math.ceil(effective / accumulation)
+
+# %% ../nbs/30_batch_finder.ipynb #0f5e1556
+def _reason(best, tried, limit, budget):
+    over = [p.batch for p in tried if not p.fits and p.batch > best.batch]
+    peak = f' at {_gibibytes(best.peak_bytes)} of {_gibibytes(budget)}' if best.peak_bytes and budget else ''
+    return f'{best.batch} rows ran{peak}; ' + (
+        f'{min(over)} did not fit' if over else f'more than {limit} was not asked for')
+
+# %% ../nbs/30_batch_finder.ipynb #609a269a
 def find_batch_size(
-    probe: Callable[[int], int | Peak | None], # runs a real training step of that many of the longest rows; returns its peak bytes or None
-    effective: int | None = None, # rows of an optimizer step (with `ranks`: those of this one), and the most that is tried; None: one micro-batch a step
+    probe: Callable[[int], int | Peak | None], # runs a training step of that many of the longest rows; returns its peak
+    effective: int | None = None, # rows of a step of this rank, and the most that is tried; None: one micro-batch
     start: int = 8, # first size to try
     limit: int = 4096, # never try a larger one
     headroom: float = .02, # share of `capacity` that stays free at the measured peak
     capacity: int | None = None, # bytes of the device; None: unknown, the search doubles and bisects
     longest: int | None = None, # tokens of the probed rows, for the report
-    tolerance: float | None = None, # the answer is known when this share more did not fit; 0: to the row; None: .01 with a capacity, else 0
-    ranks = None, # a process group of torch.distributed (`torch.distributed.group.WORLD`) whose ranks call this together; the probe must not wait for other ranks
+    tolerance: float | None = None, # ends when this share more did not fit; 0: to the row; None: .01 with bytes, else 0
+    ranks: object = None, # a process group whose ranks call this together; the probe must not wait for other ranks
     patience: float = 600., # seconds that ranks wait for each other, the difference of their slowest probes included
     least: int = 1 # smallest size that makes sense
 ) -> BatchPlan:
-    "The largest physical batch that ran within the budget. Raises `MemoryError` when one row does not fit, `RuntimeError` when another rank failed or does not answer. What the probe trains is put back if the probe knows its model; else wrap the search in `preserved`."
-    if isinstance(model := getattr(probe, 'model', None), torch.nn.Module):
-        with preserved(model, getattr(probe, 'optimizer', None)): return find_batch_size(probe.__call__, effective, start, limit, headroom, capacity, longest, tolerance, ranks, patience, least)
-    tolerance = (.01 if capacity else 0.) if tolerance is None else tolerance
-    _whole(start=start, limit=limit, least=least, **({} if effective is None else dict(effective=effective)))
-    if not 0 <= headroom < 1: raise ValueError(f'headroom is {headroom}, expected a share from 0 up to 1')
-    if not 0 <= tolerance < 1: raise ValueError(f'tolerance is {tolerance}, expected a share from 0 up to 1')
-    limit, attempt = max(least, min(limit, effective or limit)), _attempt
+    """The largest physical batch that ran within the budget. Raises `MemoryError` when one row does not fit,
+    `RuntimeError` when another rank failed or does not answer. The search restores what the probe trains
+    if the probe has its `model` (and `optimizer`); else wrap the search in `preserved`."""
+    search = dict(effective=effective, start=start, limit=limit, headroom=headroom, tolerance=tolerance, least=least)
+    with ExitStack() as stack:
+        if isinstance(model := getattr(probe, 'model', None), torch.nn.Module):
+            stack.enter_context(preserved(model, getattr(probe, 'optimizer', None)))
+        return _search(probe, capacity, longest, ranks, patience, **search)
+
+# %% ../nbs/30_batch_finder.ipynb #90585c81
+def _search(probe, capacity, longest, ranks, patience, *, effective, start, limit, headroom, tolerance, least):
+    "`find_batch_size` of a probe that puts back what it trains"
+    if tolerance is None: tolerance = .01 if capacity else 0.
+    _check_whole(start=start, limit=limit, least=least, **({} if effective is None else dict(effective=effective)))
+    _check_share(headroom=headroom, tolerance=tolerance)
+    limit, run_probe = max(least, min(limit, effective or limit)), _run_probe
     if ranks is not None:
-        together = _Together(ranks, patience)
-        capacity, attempt = together.agree(capacity, effective=effective, start=start, limit=limit, headroom=headroom, tolerance=tolerance, least=least), together.attempt
+        group = _RankGroup(ranks, patience)
+        capacity = group.agree(capacity, effective=effective, start=start, limit=limit, headroom=headroom,
+                               tolerance=tolerance, least=least)
+        run_probe = group.run_probe
     budget, tried = capacity * (1 - headroom) if capacity else None, []
-    while (batch := next_probe(tried, start, limit, budget, tolerance, least)) is not None: tried.append(attempt(probe, batch, budget))
+    while (batch := next_probe(tried, start, limit, budget, tolerance, least)) is not None:
+        tried.append(run_probe(probe, batch, budget))
     best = max((p for p in tried if p.fits), key=lambda p: p.batch, default=None)
-    if best is None: raise MemoryError(f'one row of {longest or "the longest"} tokens does not fit: {tried[-1].note}. Shorten the rows or use a smaller model')
-    chosen, accumulation = _even(best, tried, effective or best.batch, lambda size: attempt(probe, size, budget))
-    return _plan(best, chosen, accumulation, tried, effective or best.batch, limit, longest, budget)
-
-# %% ../nbs/30_batch_finder.ipynb #f1d0a006
-def _even(best, tried, effective, attempt):
-    "The probe of the even micro-batches that make a step, and their number; a size that did not run yet is tried"
-    physical, accumulation = accumulation_for(best.batch, effective)
-    while True:
-        known = next((p for p in tried if p.batch == physical), None)
-        if known is None: tried.append(known := attempt(physical))
-        if known.fits: return known, accumulation
-        if physical == 1: raise MemoryError(f'{best.batch} rows ran, but no smaller number did: {known.note}')
-        accumulation = math.ceil(effective / (physical - 1)) # the next smaller size that makes even parts
-        physical = math.ceil(effective / accumulation)
-
-def _plan(best, chosen, accumulation, tried, effective, limit, longest, budget):
-    over = [p for p in tried if not p.fits and p.batch > best.batch]
-    why = f'{best.batch} rows ran' + (f' at {_size(best.peak_bytes)} of {_size(budget)}' if best.peak_bytes and budget else '')
-    why += f'; {min(p.batch for p in over)} did not fit' if over else f'; more than {limit} was not asked for'
-    return BatchPlan(chosen.batch, accumulation, effective, longest, tuple(tried), chosen.peak_bytes, why, allocated_bytes=chosen.allocated_bytes)
+    if best is None: raise MemoryError(f'one row of {longest or "the longest"} tokens does not fit: '
+                                       f'{tried[-1].note}. Shorten the rows or use a smaller model')
+    effective = effective or best.batch
+    chosen, accumulation = _even_parts(best, tried, effective, lambda size: run_probe(probe, size, budget))
+    return BatchPlan(chosen.batch, accumulation, effective, longest, tuple(tried), chosen.peak_bytes,
+                     _reason(best, tried, limit, budget), allocated_bytes=chosen.allocated_bytes)
 
 # %% ../nbs/30_batch_finder.ipynb #4b43f35c
 def find_max_tokens(
-    probe: Callable[[int], int | Peak | None], # runs a real training step of a packed micro-batch of that many tokens
+    probe: Callable[[int], int | Peak | None], # runs a training step of a packed micro-batch of that many tokens
     longest: int, # tokens of the longest row, which must fit
     multiple: int = 64, # the answer is a multiple of this
     limit: int = 2**18, # tokens, never more
     **kwargs # of `find_batch_size`: headroom, capacity, tolerance, ranks, patience
 ) -> BatchPlan: # `max_tokens` is the answer, its probes count blocks of `multiple` tokens
-    "The largest packed micro-batch that ran within the budget. Raises `MemoryError` when the longest row does not fit, `ValueError` when the limit does not hold it."
-    _whole(longest=longest, multiple=multiple, limit=limit)
+    """The largest packed micro-batch that ran within the budget. Raises `MemoryError` when the longest row does not
+    fit, `ValueError` when the limit does not hold it."""
+    _check_whole(longest=longest, multiple=multiple, limit=limit)
     least = math.ceil(longest / multiple)
-    if limit < least * multiple: raise ValueError(f'limit is {limit} tokens, but the longest row of {longest} needs {least * multiple} in blocks of {multiple}; raise it, or shorten the rows')
+    if limit < least * multiple: raise ValueError(
+        f'limit is {limit} tokens, but the longest row of {longest} needs {least * multiple} in blocks of {multiple}; '
+        'raise it, or shorten the rows')
     def of_blocks(blocks): return probe(blocks * multiple)
     of_blocks.model, of_blocks.optimizer = getattr(probe, 'model', None), getattr(probe, 'optimizer', None)
     plan = find_batch_size(of_blocks, start=least, limit=limit // multiple, longest=longest, least=least, **kwargs)
-    best = max(p.batch for p in plan.tried if p.fits)
-    return replace(plan, physical=1, accumulation=1, effective=1, max_tokens=best * multiple, reason=f'{best * multiple} tokens: in blocks of {multiple}, {plan.reason.replace("rows ran", "ran")}')
+    tokens = multiple * max(p.batch for p in plan.tried if p.fits)
+    reason = f'{tokens} tokens: in blocks of {multiple}, {plan.reason.replace("rows ran", "ran")}'
+    return replace(plan, physical=1, accumulation=1, effective=1, max_tokens=tokens, reason=reason)
 
-
+# %% ../nbs/30_batch_finder.ipynb #d3040c86
 def find_batch_table(
     probe_at: Callable[[int], Callable[[int], int | Peak | None]], # the probe for rows of a length
     lengths: Iterable[int], # tokens of the buckets
-    effective: int | None = None,
+    effective: int | None = None, # rows of an optimizer step, see `find_batch_size`
     **kwargs # of `find_batch_size`: headroom, capacity, limit, tolerance, ranks, patience
 ) -> dict[int, BatchPlan]: # by length, ascending
     "The largest physical batch for rows of each length"
-    found, start, lengths = {}, kwargs.pop('start', 8), sorted(set(lengths), reverse=True)
-    for length in lengths: _whole(length=length)
+    plans, start, lengths = {}, kwargs.pop('start', 8), sorted(set(lengths), reverse=True)
+    for length in lengths: _check_whole(length=length)
     for length, shorter in zip(lengths, [*lengths[1:], None]):
-        plan = found[length] = find_batch_size(probe_at(length), effective, start=start, longest=length, **kwargs)
+        plan = plans[length] = find_batch_size(probe_at(length), effective, start=start, longest=length, **kwargs)
         best = max(p.batch for p in plan.tried if p.fits)
         start = max(1, int(.9 * best * length / (shorter or length))) # activations grow with the tokens, or faster
-    return dict(sorted(found.items()))
+    return dict(sorted(plans.items()))
 
 # %% ../nbs/30_batch_finder.ipynb #1a94eb99
 class MemoryProbe:
     "Calls that run a training step twice and return what the device held, or None where it cannot be read"
     def __init__(self,
         step: Callable[[int], object], # trains one optimizer step of that many of the longest rows
-        device='cuda', # of the model
-        optimizer=None, # its step tells where activations end and the update begins
+        device: str | torch.device = 'cuda', # of the model
+        optimizer: torch.optim.Optimizer | None = None, # its step tells where activations end and the update begins
         clean: Callable[[], None] | None = None, # called after a failed step
-        model=None # that `step` trains: a search puts it and the optimizer back, see `preserved`; None: they stay as the steps leave them
-    ): self.step, self.device, self.optimizer, self.clean, self.model = step, torch.device(device), optimizer, clean, model
+        model: torch.nn.Module | None = None # that `step` trains: a search restores it and the optimizer
+    ):
+        self.step, self.device, self.clean = step, torch.device(device), clean
+        self.optimizer, self.model = optimizer, model
 
-    def __call__(self, batch):
-        if self.device.type != 'cuda': return self._twice(batch)
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(self.device)
-        others, retries = total - free - torch.cuda.memory_reserved(self.device), self._retries()
-        before_update, tensors = [], lambda: torch.cuda.max_memory_allocated(self.device)
-        hook = self.optimizer.register_step_pre_hook(lambda *_: before_update.append(tensors())) if self.optimizer else None
-        torch.cuda.reset_peak_memory_stats(self.device)
-        try: resident, first = self._twice(batch, lambda: (torch.cuda.memory_allocated(self.device), tensors(), torch.cuda.reset_peak_memory_stats(self.device)))[:2]
-        finally:
-            if hook: hook.remove()
-        torch.cuda.synchronize(self.device)
-        if self._retries() > retries: raise RuntimeError('out of memory: ran only after the allocator had emptied its cache')
-        return Peak(others + torch.cuda.max_memory_reserved(self.device), max(first, tensors()), before_update[-1] if before_update else None, resident)
+    def __call__(self, batch): return self._run_twice(batch) if self.device.type != 'cuda' else self._cuda_peak(batch)
 
-    def _retries(self): return torch.cuda.memory_stats(self.device).get('num_alloc_retries', 0)
-
-    def _twice(self, batch, between=lambda: None):
+    def _run_twice(self, batch, between=lambda: None):
         try:
             self.step(batch)
-            read = between()
+            reading = between()
             self.step(batch)
         except BaseException:
             if self.clean: self.clean()
             raise
-        return read
+        return reading
+
+# %% ../nbs/30_batch_finder.ipynb #71acf7c2
+@patch
+def _cuda_peak(self: MemoryProbe, batch):
+    "The `Peak` of two steps on a GPU, with the memory of other processes"
+    cuda, device = torch.cuda, self.device
+    def tensors(): return cuda.max_memory_allocated(device)
+    def retries(): return cuda.memory_stats(device).get('num_alloc_retries', 0)
+    def after_first_step():
+        reading = cuda.memory_allocated(device), tensors()
+        cuda.reset_peak_memory_stats(device)
+        return reading
+    cuda.empty_cache()
+    free, total = cuda.mem_get_info(device)
+    others, retries_before, before_update = total - free - cuda.memory_reserved(device), retries(), []
+    with ExitStack() as stack:
+        if self.optimizer:
+            hook = self.optimizer.register_step_pre_hook(lambda *_: before_update.append(tensors()))
+            stack.callback(hook.remove)
+        cuda.reset_peak_memory_stats(device)
+        resident, first = self._run_twice(batch, after_first_step)
+    cuda.synchronize(device)
+    if retries() > retries_before:
+        raise RuntimeError('out of memory: ran only after the allocator had emptied its cache')
+    activations = before_update[-1] if before_update else None
+    return Peak(others + cuda.max_memory_reserved(device), max(first, tensors()), activations, resident)
 
 # %% ../nbs/30_batch_finder.ipynb #450507bf
-class _Kept(NamedTuple):
+class _HostCopy(NamedTuple):
     "A tensor's value in host memory, and where it was"
     tensor: torch.Tensor
     device: torch.device
 
-def _each(value, change):
-    "`value` with its tensors changed, however deep they lie"
+# %% ../nbs/30_batch_finder.ipynb #52c25e17
+def _map_tensors(value, change):
+    "`value` with its tensors changed, at any depth"
     if isinstance(value, torch.Tensor): return change(value)
-    if isinstance(value, dict): return {k: _each(v, change) for k, v in value.items()}
-    if isinstance(value, tuple) and hasattr(value, '_fields'): return type(value)(*(_each(v, change) for v in value))
-    if isinstance(value, (list, tuple)): return type(value)(_each(v, change) for v in value)
-    return value
+    if isinstance(value, dict): return {k: _map_tensors(v, change) for k, v in value.items()}
+    if not isinstance(value, (list, tuple)): return value
+    values = [_map_tensors(v, change) for v in value]
+    return type(value)(*values) if hasattr(value, '_fields') else type(value)(values)
 
-def _host(value): return _each(value, lambda t: t.detach().to('cpu', copy=True))
-def _keep(value): return _each(value, lambda t: _Kept(_host(t), t.device))
+# %% ../nbs/30_batch_finder.ipynb #7f20f3d6
+def _to_host(value): return _map_tensors(value, lambda t: t.detach().to('cpu', copy=True))
+def _host_copy(value): return _map_tensors(value, lambda t: _HostCopy(_to_host(t), t.device))
 
-def _back(kept, now=None):
-    "What `_keep` kept, in the plain tensors of `now` where they are of the same kind"
-    if isinstance(kept, _Kept):
-        plain = type(now) in (torch.Tensor, torch.nn.Parameter) and (now.shape, now.dtype, now.device) == (kept.tensor.shape, kept.tensor.dtype, kept.device)
-        return now.copy_(kept.tensor) if plain else kept.tensor.to(kept.device)
-    if isinstance(kept, dict): return {k: _back(v, now.get(k) if isinstance(now, dict) else None) for k, v in kept.items()}
-    if not isinstance(kept, (list, tuple)): return kept
-    values = [_back(v, now[n] if isinstance(now, (list, tuple)) and n < len(now) else None) for n, v in enumerate(kept)]
-    return type(kept)(*values) if hasattr(kept, '_fields') else type(kept)(values)
+# %% ../nbs/30_batch_finder.ipynb #6f695b4d
+def _restored(saved, current=None):
+    "The value that `_host_copy` saved, in the plain tensors of `current` where they are of the same kind"
+    if isinstance(saved, _HostCopy):
+        value = saved.tensor
+        same = type(current) in (torch.Tensor, torch.nn.Parameter) and (
+            current.shape, current.dtype, current.device) == (value.shape, value.dtype, saved.device)
+        return current.copy_(value) if same else value.to(saved.device)
+    if isinstance(saved, dict):
+        current = current if isinstance(current, dict) else {}
+        return {k: _restored(v, current.get(k)) for k, v in saved.items()}
+    if not isinstance(saved, (list, tuple)): return saved
+    current = current if isinstance(current, (list, tuple)) else ()
+    values = [_restored(v, current[n] if n < len(current) else None) for n, v in enumerate(saved)]
+    return type(saved)(*values) if hasattr(saved, '_fields') else type(saved)(values)
 
 # %% ../nbs/30_batch_finder.ipynb #f1d0a008
-def _model_back(model):
-    "Functions that put a model back as it is now"
-    places = [(m, kind, dict(getattr(m, kind))) for m in model.modules() for kind in ('_parameters', '_buffers')] # a step may put another tensor, or the first one, in a buffer's place
-    tensors = list({id(t): t for _, _, names in places for t in names.values() if t is not None}.values())
-    values, modes, trains = [_host(t) for t in tensors], [(m, m.training) for m in model.modules()], [(p, p.requires_grad) for p in model.parameters()]
-    gradients = [_keep(p.grad) for p in model.parameters()]
-    def put():
-        for module, kind, names in places: getattr(module, kind).clear(); getattr(module, kind).update(names)
+def _model_restorers(model):
+    "Functions that restore a model: which tensors it has and trains, their values, their gradients"
+    slots = [(m, kind, dict(getattr(m, kind))) for m in model.modules() for kind in ('_parameters', '_buffers')]
+    tensors = list({id(t): t for _, _, names in slots for t in names.values() if t is not None}.values())
+    values, gradients = [_to_host(t) for t in tensors], [_host_copy(p.grad) for p in model.parameters()]
+    modes = [(m, m.training) for m in model.modules()]
+    trains = [(p, p.requires_grad) for p in model.parameters()]
+    def structure(): # a step may put another tensor, or the first one, in a buffer's place
+        for module, kind, names in slots:
+            getattr(module, kind).clear()
+            getattr(module, kind).update(names)
         for module, mode in modes: module.training = mode
         for p, train in trains: p.requires_grad_(train)
-    def copy():
+    def weights():
         for tensor, value in zip(tensors, values): tensor.copy_(value)
     def grads():
-        for p, kept in zip(model.parameters(), gradients): p.grad = None if kept is None else _back(kept, p.grad)
-    return put, copy, grads
+        for p, saved in zip(model.parameters(), gradients):
+            p.grad = None if saved is None else _restored(saved, p.grad)
+    return structure, weights, grads
 
-def _state_back(other):
-    "A function that puts an optimizer, scheduler or scaler back as it is now"
-    optimizer = isinstance(other, torch.optim.Optimizer)
-    own = not optimizer or type(other).state_dict is not torch.optim.Optimizer.state_dict # may hold more than what follows
-    state = _host(other.state_dict()) if own else None
-    groups = [{k: _keep(v) for k, v in g.items() if k != 'params'} for g in other.param_groups] if optimizer else []
-    entries = {p: _keep(dict(s)) for p, s in other.state.items()} if optimizer else {}
-    marks = dict(other._per_optimizer_states) if isinstance(other, torch.amp.GradScaler) else None
-    def put():
-        if own: other.load_state_dict(state)
-        if marks is not None: other._per_optimizer_states.clear(); other._per_optimizer_states.update(marks)
-        for group, kept in zip(other.param_groups if optimizer else (), groups):
-            values = _back(kept, group)
+# %% ../nbs/30_batch_finder.ipynb #55ac3b2e
+def _optimizer_restorer(optimizer):
+    "A function that restores groups and state of an optimizer, in the tensors that are there"
+    groups = [{k: _host_copy(v) for k, v in g.items() if k != 'params'} for g in optimizer.param_groups]
+    entries = {p: _host_copy(dict(s)) for p, s in optimizer.state.items()}
+    def restore(): # not by `load_state_dict`, which casts FP32 state to the weights' type
+        for group, saved in zip(optimizer.param_groups, groups):
+            values = _restored(saved, group)
             for name in [k for k in group if k != 'params' and k not in values]: del group[name]
             group.update(values)
-        for p in [p for p in (other.state if optimizer else ()) if p not in entries]: del other.state[p]
-        for p, kept in entries.items(): other.state[p] = _back(kept, other.state.get(p)) # not by `load_state_dict`, which casts FP32 state to the weights' type
-    return put
+        for p in [p for p in optimizer.state if p not in entries]: del optimizer.state[p]
+        for p, saved in entries.items(): optimizer.state[p] = _restored(saved, optimizer.state.get(p))
+    return restore
+
+# %% ../nbs/30_batch_finder.ipynb #237443a1
+def _state_restorer(other):
+    "A function that restores an optimizer, scheduler or scaler"
+    is_optimizer = isinstance(other, torch.optim.Optimizer)
+    own_state = not is_optimizer or type(other).state_dict is not torch.optim.Optimizer.state_dict # may hold more
+    state = _to_host(other.state_dict()) if own_state else None
+    scaled = dict(other._per_optimizer_states) if isinstance(other, torch.amp.GradScaler) else None
+    restore_optimizer = _optimizer_restorer(other) if is_optimizer else None
+    def restore():
+        if own_state: other.load_state_dict(state)
+        if scaled is not None:
+            other._per_optimizer_states.clear()
+            other._per_optimizer_states.update(scaled)
+        if restore_optimizer: restore_optimizer()
+    return restore
 
 # %% ../nbs/30_batch_finder.ipynb #f1d0a009
-def _random_back():
-    "Functions that put the random states back as they are now"
-    states = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state()), (torch.set_rng_state, torch.get_rng_state())]
+def _random_restorers():
+    "Functions that restore the random states"
+    states = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state()),
+              (torch.set_rng_state, torch.get_rng_state())]
     if torch.cuda.is_available(): states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
     if torch.backends.mps.is_available(): states.append((torch.mps.set_rng_state, torch.mps.get_rng_state()))
-    return [lambda put=put, state=state: put(state) for put, state in states]
+    return [partial(put, state) for put, state in states]
 
+# %% ../nbs/30_batch_finder.ipynb #0f6a4bed
 @contextmanager
 def preserved(
-    model, # a torch module
+    model: torch.nn.Module, # the model that is trained inside
     *others # what has `state_dict` and `load_state_dict`: optimizer, scheduler, scaler; None is skipped
 ):
-    "Everything is as before when the block ends, also after an exception: weights, buffers, gradients, states, random numbers, `train()` modes"
+    "Everything is as before when the block ends, also after an exception"
     others = [o for o in others if o is not None]
-    with ExitStack() as stack: # puts back the rest where one thing cannot be, and then says so
-        for put in [*_random_back(), *_model_back(model)[::-1], *(_state_back(o) for o in others[::-1])]: stack.callback(torch.no_grad()(put))
-        _HELD.append((model, others))
-        stack.callback(_HELD.pop)
+    restorers = [*_random_restorers(), *_model_restorers(model)[::-1], *map(_state_restorer, others[::-1])]
+    with ExitStack() as stack: # restores the rest where one thing cannot be, and then says so
+        for restore in restorers: stack.callback(torch.no_grad()(restore))
+        _PRESERVED.append((model, others))
+        stack.callback(_PRESERVED.pop)
         yield model
