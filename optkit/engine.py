@@ -22,7 +22,7 @@ from .table import IGNORED
 from .store import TokenStore
 from .steps import Batch, batch_of, MicroBatch, packed_of
 from .batch_finder import is_out_of_memory, preserved
-from .models import _set_padding, check_tokens, first_line
+from .models import set_padding, check_tokens, first_line
 from .packing import NOT_PACKED, Packing, packing_problem
 
 # %% ../nbs/33_engine.ipynb #7fe1a863
@@ -297,7 +297,7 @@ def _check(self: Engine, store):
     "`check_tokens`, and the store's padding id into the model, once a store"
     if store in self.checked: return
     check_tokens(self.model, store)
-    _set_padding(self.model, store.pad_id)
+    set_padding(self.model, store.pad_id)
     self.checked.add(store)
 
 @patch
