@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 
 from .base import InputError, moved
 from .batch_finder import is_out_of_memory
+from .trainer import Trainer
 from .strategies import BracketSampling, Course, follow, Strategy, told_value
 from .storage import losing, move_aside, open_storage, put_back, silent, StorageLost, write_values, writing
 from .space import best_of, curves, ended, TrainerRunner
@@ -57,7 +58,6 @@ def check_requests(self: Search):
 class Running:
     "The trial that is running in this process"
     trial: Trial
-    params: dict
     course: Course
     scores: list # as stored
     seconds: float = 0. # of earlier parts, as training and epochs
@@ -77,7 +77,7 @@ class Running:
 
 # %% ../nbs/55_hpo.ipynb #3c51e0a7
 @patch
-def begin(self: Search, trial: Trial, params: dict) -> Running:
+def begin(self: Search, trial: Trial) -> Running:
     "Start a trial, with the finished folds of the interrupted trials before it"
     done, stride, sign = trial.user_attrs.get('folds', {}), self.plan.stride, self.plan.sign
     scores = [*done.get('scores', [])]
@@ -88,7 +88,7 @@ def begin(self: Search, trial: Trial, params: dict) -> Running:
         write_values(trial, [(fold * stride + epoch, value)
                              for fold, values in enumerate(stored) for epoch, value in enumerate(values, 1)])
         signed = [[sign * v for v in values] for values in stored]
-    return Running(trial, params, Course(trial.number, signed, 'epochs' not in trial.params), scores,
+    return Running(trial, Course(trial.number, signed, 'epochs' not in trial.params), scores,
                    **{k: done.get(k, 0) for k in ('seconds', 'training', 'epochs')},
                    all_values=trial.user_attrs.get('values', [])[:len(scores)])
 
@@ -290,7 +290,7 @@ def _first_line(error): return (str(error).splitlines() or [type(error).__name__
 def run_trial(self: Search, trial: Trial, params: dict | optuna.TrialPruned):
     "Run one trial to completion and report its result. Errors not caused by the trial itself propagate."
     self.sync(self.latest) # read by `claim` or `_after_trial` a moment ago
-    run = self.begin(trial, params)
+    run = self.begin(trial)
     self.current = (trial, run)
     if isinstance(params, optuna.TrialPruned): return self.refuse(run, params)
     with _Heartbeat(self.study, trial):
@@ -479,8 +479,8 @@ def _run_worker(plan, where, progress):
 
 # %% ../nbs/55_hpo.ipynb #0449fe85
 def tune(
-    runner_or_trainer, # `runner(params, fold)`, which yields one value an epoch, or a Trainer
-    space, # a function of a trial that returns a dict or raises `TrialPruned`; a dict of distributions; or texts
+    runner_or_trainer: Callable | Trainer, # `runner(params, fold)` yields one value an epoch
+    space: Callable | dict | Sequence[str], # a function of a trial that returns a dict; distributions by name; texts
     n_trials: int | None = None, # trials that end by themselves, earlier calls included
     budget: str | float | None = None, # '8h', seconds: time of the study, earlier calls included; or n_trials, or both
     folds: int | list = 5, # their number; for a Trainer also the (train, valid) row numbers
@@ -490,20 +490,17 @@ def tune(
     storage: str | Path | optuna.storages.BaseStorage | None = None, # None: runs/NAME/study.db; 'memory', path, address
     name: str | None = None, # of the study; None: 'study'
     workers: int = 1, # processes; more than one need a runner that can be pickled
-    seed: int = 0,
+    seed: int = 0, # of folds and suggestions; a study keeps its first one
     fresh: bool = False, # move an old study of this name aside
-    direction: str | Sequence[str] = 'maximize', # or 'minimize'; several for several objectives
+    direction: str | Sequence[str] = 'maximize', # or 'minimize'; several are never stopped early
     first: Sequence[dict] = (), # parameters to try first
     identity: dict | None = None, # what values depend on beside parameters and runner; plain values
     on_epoch: Callable | None = None, # called with (fold, epoch, value)
     on_trial: Callable | None = None, # called with (study, trial) after each trial, and may call `study.stop()`
-    progress: bool = True,
+    progress: bool = True, # show a bar
     say: Callable[[str], None] = tqdm.write # for notes
 ) -> optuna.Study: # `best_complete` gives its winner
-    """Search with folds, early stopping and resume
-
-    Bad input raises `InputError` before anything runs. Ctrl-C leaves a study that the same call continues. With
-    several objectives no trial is stopped early."""
+    "Search with folds, early stopping and resume. Raises `InputError` before anything runs; after Ctrl-C it goes on."
     plan = make_plan(runner_or_trainer, space, n_trials, budget, folds, epochs, strategy, sampler, name, workers, seed,
                      direction, first, identity)
     if workers > 1: _check_workers(plan, storage)
