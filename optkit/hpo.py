@@ -482,9 +482,9 @@ def tune(
     runner_or_trainer: Callable | Trainer, # `runner(params, fold)` yields one value an epoch
     space: Callable | dict | Sequence[str], # a function of a trial that returns a dict; distributions by name; texts
     n_trials: int | None = None, # trials that end by themselves, earlier calls included
-    budget: str | float | None = None, # '8h', seconds: time of the study, earlier calls included; or n_trials, or both
+    budget: str | float | None = None, # '8h' or seconds, earlier calls included; this, n_trials or both are needed
     folds: int | list = 5, # their number; for a Trainer also the (train, valid) row numbers
-    epochs: int | None = None, # values that a fold gives at most; None: what the runner says, or not known
+    epochs: int | None = None, # values that a fold gives at most; None: those of the runner, or not known
     strategy: str | Strategy = 'racing', # a name of `STRATEGIES`, a strategy, or a pruner of Optuna
     sampler: optuna.samplers.BaseSampler | None = None, # None: TPE
     storage: str | Path | optuna.storages.BaseStorage | None = None, # None: runs/NAME/study.db; 'memory', path, address
@@ -513,8 +513,7 @@ def tune(
         with place.lock(), writing(plan.name): study = open_or_make_study(plan, place)
         if workers > 1: _run_workers(plan, place, study, storage, progress)
         else:
-            search = Search(plan, place, study, on_epoch, on_trial, say, progress)
-            with losing(plan.name): search.run()
+            with losing(plan.name): Search(plan, place, study, on_epoch, on_trial, say, progress).run()
     except InputError:
         _remove_new_file(place, plan.name)
         raise
