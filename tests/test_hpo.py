@@ -876,7 +876,7 @@ def test_a_worker_whose_storage_gives_way_says_so_in_a_line(tmp_path, monkeypatc
     monkeypatch.setattr(study_module.Search, 'run', lost)
     monkeypatch.setattr(module, 'open_or_make_study', lambda plan, place: None)
     monkeypatch.setattr(study_module.Search, '__init__', lambda self, *a: None)
-    with pytest.raises(SystemExit, match='worker [0-9]+: the storage of study .s. cannot be written to any more .database or disk is full'): module._work(SimpleNamespace(name='s'), str(tmp_path / 's.db'), False)
+    with pytest.raises(SystemExit, match='worker [0-9]+: the storage of study .s. cannot be written to any more .database or disk is full'): module._run_worker(SimpleNamespace(name='s'), str(tmp_path / 's.db'), False)
 
 
 def test_trials_that_wait_in_a_study_made_by_hand_come_first(storage):
@@ -959,7 +959,7 @@ def test_a_control_c_that_python_loses_ends_the_study(heard):
 def test_a_handler_of_somebody_else_stays():
     rung, before = [], signal.signal(signal.SIGINT, lambda *_: rung.append(1))
     try:
-        with Interrupts() as interrupts: os.kill(os.getpid(), signal.SIGINT); interrupts.heed()
+        with Interrupts() as interrupts: os.kill(os.getpid(), signal.SIGINT); interrupts.check()
         assert rung == [1]
     finally: signal.signal(signal.SIGINT, before)
 
