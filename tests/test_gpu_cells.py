@@ -48,7 +48,7 @@ def test_every_cell_has_an_id_of_its_own(path):
 @pytest.mark.parametrize('path', runner.find(), ids=lambda path: path.stem)
 def test_exported_cells_are_short(path):
     sources = {cell['id']: ''.join(cell['source']) for cell in json.loads(path.read_text('utf-8'))['cells'] if cell['cell_type'] == 'code'}
-    assert not {i: n for i, s in sources.items() if s.startswith('#| export') and (n := sum(bool(l.strip()) for l in s.splitlines())) > 40}
+    assert not {i: n for i, s in sources.items() if s.startswith('#| export') and (n := sum(bool(l.strip()) for l in s.splitlines())) > 60}
 
 
 def test_what_is_unbound_is_seen():
@@ -91,7 +91,7 @@ def test_what_only_jupyter_knows_is_left_out(notebook, capsys):
 
 def test_a_cell_that_is_not_there_is_said(monkeypatch):
     "before the others run, for minutes, without it"
-    monkeypatch.setattr(sys, 'argv', ['run_notebooks.py', '--plain', '--flags', 'cuda', '--cells', 'a7100029 00000000', '02g'])
+    monkeypatch.setattr(sys, 'argv', ['run_notebooks.py', '--plain', '--flags', 'cuda', '--cells', 'a7100029 00000000', '35'])
     monkeypatch.setattr(runner, 'plain', lambda *a: pytest.fail('it ran'))
     monkeypatch.setattr(sys, 'path', [*sys.path])
     monkeypatch.setenv('PYTHONPATH', 'x')
