@@ -282,10 +282,9 @@ def _factor_cells(row):
     name, ratio = row.get('variant', NA), ratio_words(row.get('ratio'))
     if is_baseline(row): return [(name, 'the baseline'), '1.00', '', '', '']
     if name == CONTROL: return [(name, 'control, should be 1.00'), ratio, '', '', '']
-    choice = row_verdict(row)
-    reason = None if choice.value == 'no claim' and not row.get('claim') else choice.reason
-    small = 'aside: the rows after it do without it' if row.get('aside') else None
-    return [(name, small), ratio, ratio_words(row.get('ratio_before')), _claimed(row), (choice.value, reason)]
+    verdict, small = row_verdict(row), 'aside: the rows after it do without it' if row.get('aside') else None
+    reason = None if verdict.value == 'no claim' and not row.get('claim') else verdict.reason
+    return [(name, small), ratio, ratio_words(row.get('ratio_before')), _claimed(row), (verdict.value, reason)]
 
 # %% ../nbs/62_report.ipynb #df625bcf
 def _factors_table(rows):
@@ -339,6 +338,8 @@ def ladder_section(run):
 _COST_COLUMNS = ['Row', 'Samples/s', 'Real tokens/s', 'Padded tokens/s', 'MFU', 'Peak memory']
 _COST_NOTE = ('Throughput is the median, with the 20th and 80th percentile below it; real tokens are those that are no '
               'padding. MFU is model FLOPs of real tokens over the dense BF16 peak. ')
+_MEMORY_NOTES = {True: 'Peak memory is the most that model, optimizer and a step took together.',
+                 False: 'Peak memory was not measured: it is read on CUDA devices only.'}
 
 # %% ../nbs/62_report.ipynb #07776316
 def _cost_cells(row):
@@ -350,12 +351,10 @@ def cost_blocks(ladder):
     "Throughput, MFU and peak memory of each row of a ladder"
     rows = record_rows(ladder)
     if not rows: return []
-    memory = ('Peak memory is the most that model, optimizer and a step took together.'
-              if any(is_finite(o.get('peak_bytes')) for o in rows) else
-              'Peak memory was not measured: it is read on CUDA devices only.')
+    measured = any(is_finite(o.get('peak_bytes')) for o in rows)
     table = table_block(_COST_COLUMNS, [_cost_cells(o) for o in rows], [_mark(o) for o in rows],
                         numbers=range(1, 6), mid=(0,), pinned=True)
-    return [head_block('What each row costs'), text_block(_COST_NOTE + memory), table]
+    return [head_block('What each row costs'), text_block(_COST_NOTE + _MEMORY_NOTES[measured]), table]
 
 # %% ../nbs/62_report.ipynb #ac6d2d3d
 def _no_mfu(data):
@@ -448,9 +447,10 @@ def _trial_words(trial, folds, best):
     state, finished = trial_state(trial), len(trial.get('fold_scores') or [])
     words = {'COMPLETE': 'all folds', 'FAIL': 'failed'}.get(state, state.lower() or NA)
     if state == 'PRUNED': words = f'stopped after {finished} of {number_words(folds)} folds'
-    resumed = f"goes on from trial {trial['resumed_from']}" if trial.get('resumed_from') is not None else None
-    small = '; '.join(str(o) for o in (trial.get('reason'), resumed) if o)
-    return f'best; {words}' if trial.get('number') == best else words, small or None
+    if trial.get('number') == best: words = f'best; {words}'
+    small, start = [str(trial.get('reason') or '')], trial.get('resumed_from')
+    if start is not None: small.append(f'goes on from trial {start}')
+    return words, '; '.join(filter(None, small)) or None
 
 # %% ../nbs/62_report.ipynb #be8ab275
 def _trial_row(trial, params, folds, best):
@@ -708,7 +708,8 @@ def _template(**values):
 def _page(run, wrong):
     "The report as HTML text"
     about = run['run'] or {}
-    no_ladder = (about.get('settings') or {}).get('ladder') is False # it was not asked for
+    settings = about.get('settings')
+    no_ladder = isinstance(settings, dict) and settings.get('ladder') is False # it was not asked for
     absent = [f'{o}.json' for o in wrong if not (o == 'ladder' and no_ladder)]
     problem = (f"This run is not complete: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing or cannot "
                'be read. The same command goes on where it stopped.') if absent else ''
