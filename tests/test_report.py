@@ -162,7 +162,7 @@ def test_fields_missing_or_null(monkeypatch):
     changed += [('forecast', forecast | {part: [o]}) for part in ('totals', 'profile') for o in without_each(forecast[part][0])]
     for name, content in changed:
         run = {**whole, name: content}
-        report._found(run)
+        report._summary_blocks(run)
         for _, _, needs, build in SECTIONS:
             if name in needs or not needs: build(run)
 
