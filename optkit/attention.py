@@ -19,7 +19,7 @@ except ImportError: triton = None # no GPU build of torch
 
 # %% ../nbs/35_attention.ipynb #a7100007
 class Places:
-    "Where the rows of a step lie; attention modules read it during a step. While it is not `on`, they run as in transformers"
+    "Where the rows of a step lie, read by attention modules; while it is not `on`, they run as in transformers"
     on = False # whether attention goes by places
     slots = () # (rows, length) of each group of places
     index = inverse = None # place -> token; token -> place (int64)
@@ -36,7 +36,7 @@ class Places:
 
 # %% ../nbs/35_attention.ipynb #a7100027
 def _places_of(module, lengths, slots, device, spare=0, whole=False):
-    "`Places` for rows of these lengths, longest first, and the number of tokens; `spare` tokens at the end belong to no row"
+    "`Places` for rows of these lengths, longest first, and the number of tokens, of which `spare` belong to no row"
     places, lengths = Places(), sorted(lengths, reverse=True)
     places.slots, taken = slots, 0 # `taken`: tokens before the next row
     index, inverse, held = [], [], []
@@ -59,6 +59,7 @@ def _places_of(module, lengths, slots, device, spare=0, whole=False):
         places.far, places.onehot = position_rows(module, [l for _, l in slots], device)
     return places, taken + spare
 
+# %% ../nbs/35_attention.ipynb #354b4bb5
 def _masks(held, slots):
     "Keys of each slot [rows, l] bool; the first key of an empty place counts too, so that its softmax has a term"
     parts = held.split([rows * l for rows, l in slots])
@@ -80,7 +81,7 @@ def position_rows(
     module, # DeBERTa's self-attention
     lengths, # of the slots, tokens
     device,
-) -> tuple[torch.Tensor, torch.Tensor]: # entries, int64 [sum of 2 l]; one-hot rows, float [sum of 2 l, entries of the table]
+) -> tuple[torch.Tensor, torch.Tensor]: # int64 [sum of 2 l]; the same one-hot, float [sum of 2 l, entries]
     "Entries of the position table for the distances -l to l - 1 of each length, end to end"
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
     far = torch.cat([torch.arange(-l, l, device=device) for l in lengths])
@@ -195,6 +196,7 @@ if triton is not None:
         value = tl.load(tokens + tl.load(index + row) * by_token + column, (column < width) & held, 0.)
         tl.store(out + row.to(tl.int64) * width + column, value, column < width)
 
+# %% ../nbs/35_attention.ipynb #de6a8cac
 def _launch_move(tokens, index, keep=None):
     width = tokens.shape[1]
     out, block = tokens.new_empty(len(index), width), min(1024, triton.next_power_of_2(width))
@@ -232,6 +234,7 @@ def _attend_back(grad, q, k, v, bias, out, saved, dropout, factor, bias_too):
 @lru_cache(maxsize=None)
 def _streams(device, count): return [torch.cuda.Stream(device) for _ in range(count)]
 
+# %% ../nbs/35_attention.ipynb #253f142e
 class Lanes:
     "The slots of a call in parallel: short kernels of one fill what those of another leave free"
     def __init__(self, places, device):
@@ -256,6 +259,7 @@ def _by_head(t): return t.permute(1, 0, 2, 3).flatten(1, 2) # [heads, rows * l, 
 def _window(table, start, l, heads): # [heads, 2l, depth]
     return table[start:start + 2 * l].view(2 * l, heads, -1).permute(1, 0, 2)
 
+# %% ../nbs/35_attention.ipynb #895ce4ec
 def _position_bias(q, k, pos, mask, before, total, l):
     "Bias of a slot [heads, rows, l, l]; `pos`: distances of all lengths, those for queries from the last to the first"
     rows, heads = q.shape[:2]
@@ -344,6 +348,7 @@ def _flash(q, k, v, ends, longest, dropout, factor):
         q, k, v, ends, ends, longest, longest, dropout, False, False, scale=factor)
     return out, saved[:3]
 
+# %% ../nbs/35_attention.ipynb #d20c5fee
 def _flash_back(grad, q, k, v, out, saved, ends, longest, dropout, factor):
     return torch.ops.aten._flash_attention_backward(
         grad, q, k, v, out, saved[0], ends, ends, longest, longest, dropout, False, *saved[1:], scale=factor)
@@ -356,6 +361,7 @@ def whole_forward(places, qkv, heads, factor, dropout):
     out.masked_fill_(~places.real[:, None, None], 0) # the kernel writes nothing where no row is
     return out.flatten(1), (places, heads, saved, factor, dropout)
 
+# %% ../nbs/35_attention.ipynb #2f00731b
 def whole_backward(state, grad, qkv, out):
     """Gradients of qkv; there are none of positions. The caller hands `qkv` and `out` in again:
     the compiler would give memory that only `state` remembers to other tensors."""
@@ -420,6 +426,7 @@ def use(self: Places):
     self.on = True
     _NOW.update(places=self, numbers=itertools.count())
 
+# %% ../nbs/35_attention.ipynb #69b889a2
 def attend_in_places(
     qkv: torch.Tensor, # [tokens, 3 width]
     heads: int,
@@ -441,6 +448,7 @@ def _bert_projected(self, hidden_states, attention_mask=None, *args, **kwargs):
     hidden = hidden_states[0]
     return torch.cat([self.query(hidden), self.key(hidden), self.value(hidden)], -1), {}
 
+# %% ../nbs/35_attention.ipynb #35e0d086
 def _bert_in_places(self, *args, **kwargs):
     qkv, _ = _bert_projected(self, *args, **kwargs)
     factor, dropout = 1 / math.sqrt(self.attention_head_size), self.dropout.p if self.training else 0.
@@ -453,9 +461,10 @@ def _position_names(module, kinds=('p2c', 'c2p')):
     prefix, used = '' if module.share_att_key else 'pos_', [k for k in kinds if k in module.pos_att_type]
     return [f'{prefix}{name}_proj' for kind, name in (('p2c', 'query'), ('c2p', 'key')) if kind in used]
 
+# %% ../nbs/35_attention.ipynb #83c9b087
 def _deberta_projected(self, hidden_states, attention_mask=None, output_attentions=False, query_states=None,
                        relative_pos=None, rel_embeddings=None):
-    "Queries, keys and values of all tokens side by side; and positions [entries, width] by the name of their projection"
+    "Queries, keys and values of all tokens side by side; positions [entries, width] by the name of their projection"
     hidden, queries = hidden_states[0], (hidden_states if query_states is None else query_states)[0]
     qkv = torch.cat([self.query_proj(queries), self.key_proj(hidden), self.value_proj(hidden)], -1)
     names = _position_names(self)
@@ -463,6 +472,7 @@ def _deberta_projected(self, hidden_states, attention_mask=None, output_attentio
     positions = self.pos_dropout(rel_embeddings[:2 * self.pos_ebd_size])
     return qkv, {n: getattr(self, n)(positions) for n in names}
 
+# %% ../nbs/35_attention.ipynb #f2d14d8b
 def _deberta_in_places(self, *args, **kwargs):
     qkv, positions = _deberta_projected(self, *args, **kwargs)
     pos_key, pos_query = (next((positions[n] for n in _position_names(self, (kind,))), None) for kind in ('c2p', 'p2c'))
@@ -515,6 +525,7 @@ class Part(torch.nn.Module):
         self.start, self.stop = number * width, (number + 1) * width
     def forward(self, projected): return projected[..., self.start:self.stop]
 
+# %% ../nbs/35_attention.ipynb #fad7bf85
 @lru_cache(maxsize=None)
 def _by_table(cls):
     "DeBERTa's class, but that distances go as far as the `table` of positions in use"
@@ -529,7 +540,8 @@ def without_projections(module: torch.nn.Module) -> torch.nn.Module:
     names = ('query', 'key', 'value') if bert else ('query_proj', 'key_proj', 'value_proj')
     parts = {n: Part(k, width) for k, n in [*enumerate(positions), *enumerate(names)]}
     if more := [n for n, _ in module.named_parameters() if n.split('.')[0] not in parts]:
-        raise ValueError(f'{type(module).__name__} has weights of its own ({", ".join(more)}); expected only projections')
+        name = type(module).__name__
+        raise ValueError(f'{name} has weights of its own ({", ".join(more)}); expected only projections')
     if positions: parts['pos_dropout'] = torch.nn.Identity() # the module itself applies its dropout before
     cls = _by_table(type(module)) if positions else type(module)
     copy = cls.__new__(cls)
@@ -542,12 +554,13 @@ stand_in = without_projections # its name before
 
 # %% ../nbs/35_attention.ipynb #967e9e92
 def renew(copy: torch.nn.Module, module: torch.nn.Module):
-    "Give a copy `without_projections` the present state of its module; set only what differs, so compiled code stays valid"
+    "Give a copy the present state of its module; set only what differs, so that compiled code stays valid"
     parts, values = copy.__dict__['own']
     fixed = '_modules', 'own', 'places', 'stand'
     _update(copy._modules, module._modules | parts)
     _update(copy.__dict__, {n: v for n, v in (module.__dict__ | values).items() if n not in fixed}, fixed)
 
+# %% ../nbs/35_attention.ipynb #dcbeef36
 def _update(target, state, fixed=()):
     "Make a dictionary equal to `state` but for its `fixed` keys"
     for n in target.keys() - state.keys() - set(fixed): del target[n]
@@ -557,16 +570,17 @@ def _update(target, state, fixed=()):
 # %% ../nbs/35_attention.ipynb #c0a1e7d2
 class SlotwiseAttention(torch.autograd.Function):
     """Run `run` on the `tokens` of each slot, slots in parallel; the results lie end to end [places, width].
-    Each slot has its own inputs, those that are shared on the memory of the real ones. So its backward pass stays on its
-    stream: autograd adds nothing up and waits for nothing across streams. What one stream makes, another touches only
-    behind the fork or the join of `Lanes`. All of it is held until the join, and what is freed is only used again on its
-    stream, behind the next fork."""
+    Each slot has its own inputs; shared ones lie on the memory of the real ones. So its backward pass stays on its
+    stream: autograd adds nothing up and waits for nothing across streams. What one stream makes, another touches
+    only behind the fork or the join of `Lanes`. All of it is held until the join, and what is freed is only used
+    again on its stream, behind the next fork."""
     @staticmethod
     def forward(ctx, run, places, back, tokens, shared):
         saved, sizes = [], [n * l for n, l in places.slots]
         with Lanes(places, tokens.device) as lane:
             for number, ((rows, l), index) in enumerate(zip(places.slots, places.index.split(sizes))):
-                with lane(number): # gathered here: a window would have an offset, for which the compiler makes other code
+                with lane(number):
+                    # gathered here: a window would have an offset, for which the compiler makes other code
                     mask, distances, span = places.own[number]
                     inputs = tokens.index_select(0, index).view(rows, l, -1), _near(shared, span)
                     for t, source in zip(inputs, (tokens, shared)):
@@ -595,11 +609,13 @@ def _slot_grads(out, inputs, grad, entries):
     if shared is not None: shared = F.pad(shared, (0, 0, *[(entries - len(inputs[1])) // 2] * 2))
     return tokens, shared
 
+# %% ../nbs/35_attention.ipynb #40803b71
 def _to_tokens(grads, places):
     "Gradients of slots [rows, l, width] as those of tokens; tokens of no row take a row of zeros at the end"
     placed = torch.cat([*(t.flatten(0, 1) for t in grads), grads[0].new_zeros(1, grads[0].shape[-1])])
     return placed.index_select(0, places.inverse.masked_fill(~places.real, len(placed) - 1))
 
+# %% ../nbs/35_attention.ipynb #78749df8
 def _near(table, span):
     "Positions [entries, width] up to that distance (None: all), for one slot"
     if table is None or span is None or 2 * span >= len(table): return None if table is None else table.detach()
@@ -619,6 +635,7 @@ def _own_slots(module, qkv, shared):
     try: return SlotwiseAttention.apply(run, places, torch.is_grad_enabled(), qkv, shared)
     finally: copy.__dict__.pop('table', None)
 
+# %% ../nbs/35_attention.ipynb #8de3ddb8
 def _own_in_places(self, projected, args, kwargs):
     "The module's own forward in places, from projections of all tokens at once"
     p, (qkv, positions) = self.places, projected(self, *args, **kwargs)
