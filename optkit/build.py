@@ -120,8 +120,7 @@ def plan_sizes(
 ) -> tuple[TrainConfig, list, object]: # with sizes; decisions, each (what, `Choice`); the `BatchPlan` of training, if one was measured
     "Measure the sizes that a configuration leaves open; the engine stays as it was"
     c, effective, plan, decisions = config, effective or config.effective_batch, None, []
-    if isinstance(engine, FastEngine) and not engine.reason:
-        return c, [('physical batch', Choice(engine.at_once, 'the fast engine cuts each step into shapes of its own, and takes fewer rows where one does not fit'))], None
+    if own := engine.own_cut(): return c, [('physical batch', own)], None
     if c.layout == 'packed' and c.max_tokens is None:
         longest = int(store.lengths.max())
         most = max(-(-longest // 64) * 64, min(2**18 if engine.device.type == 'cuda' else 4096, -(-effective * longest // 64) * 64)) # no step holds more

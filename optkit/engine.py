@@ -20,7 +20,7 @@ from .base import Choice, InputError, moved
 from .precision import attention_ran, import_problem, model_attentions, model_facts, Precision, tf32_set
 from .table import IGNORED
 from .store import TokenStore
-from .steps import Batch, batch_of, MicroBatch, packed_of
+from .steps import Batch, batch_of, is_cut, Layout, MicroBatch, packed_of, row_numbers, step_of
 from .batch_finder import is_out_of_memory, preserved
 from .models import check_tokens, first_line
 from .packing import NOT_PACKED, Packing, packing_problem
@@ -102,6 +102,10 @@ def _quantised(model): return getattr(model, 'is_quantized', False) or getattr(m
 
 class Engine:
     "A model, its optimizer and a snapshot of its start; built once, reset for every fold and trial"
+    layout = Layout() # how `step` cuts rows; a `Trainer` sets that of its configuration
+    reason, notes = '', () # of `FastEngine`: why its steps are plain; what it does in another way than asked for
+    peak: float | None = None # FLOP/s of the card, for MFU
+
     def __init__(self,
         model, # of transformers (or of peft around one); it is moved to the device and trained in place
         precision: Precision, # see `precision.choose_precision`
@@ -121,6 +125,9 @@ class Engine:
         self.precision, self.device = precision, torch.device(precision.device)
         self.zero_grad_none, self.max_grad_norm, self.label_smoothing, self.class_weights = zero_grad_none, max_grad_norm, label_smoothing, None
         self.ranks, self.votes, self.used = ranks, votes or _votes(ranks), None
+        self.fitted: dict[tuple[str, int], Layout] = {} # by layout and `max_length`: what fitted after out of memory
+        self.packings: dict[tuple[str, int], tuple[Packing, int]] = {} # by task and `max_length`, see `packing`
+        self.micro_batches = 0 # of the last step
         set_checkpointing(self.model, checkpointing)
         self.forward = torch.compile(self.model, mode=None if compile == 'default' else compile) if compile else self.model
         self.replays = compile in ('reduce-overhead', 'max-autotune') and self.device.type == 'cuda' # CUDA graphs of the compiler
@@ -187,6 +194,7 @@ def reset(self: Engine,
     max_grad_norm: float | None = None, # None: as it is
     seed: int = 0, # of dropout; sets torch's global random state, as a plain loop does
     weights: dict | None = None, # tensors to start from, by name; None: those that the engine was built with
+    rows: int = 0, # of a full step of what follows, for engines that prepare for it
     **values # further ones of `set`
 ):
     "Back to the starting weights with an empty optimizer state, in place. Raises `InputError` for weights that this model does not have."
@@ -235,7 +243,7 @@ def _follow(self: Engine, decay):
 def _batch(engine, store, micro):
     "Inputs and labels on the engine's device"
     if isinstance(micro, Batch): return micro.inputs, micro.labels
-    inputs, labels = packed_of(store, micro) if micro.offsets is not None else batch_of(store, micro.rows, micro.pad_to)
+    inputs, labels = packed_of(store, micro) if micro.offsets is not None else batch_of(store, micro.rows, micro.width)
     if labels.device.type == engine.device.type: return inputs, labels
     return {k: v.to(engine.device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}, labels.to(engine.device)
 
@@ -265,24 +273,53 @@ def _weight_sums(store, class_weights):
 
 def step_weight(
     store: TokenStore,
-    micro: list[MicroBatch], # one optimizer step; a `data.Step` knows the rows of all ranks
+    step: np.ndarray | list[MicroBatch], # one optimizer step; a `Step` knows the rows of all ranks
     class_weights=None # [classes], in host memory
 ) -> float: # rows (times classes or numbers), or tokens that have a target, or their weights
     "What the loss of a step is divided by; more than 0"
-    rows = getattr(micro, 'rows', None)
-    if rows is None: rows = np.concatenate([m.rows for m in micro]) if len(micro) else np.array([], dtype=int)
+    rows = getattr(step, 'rows', step)
+    if is_cut(rows): rows = np.concatenate([m.rows for m in rows]) if len(rows) else np.array([], dtype=int)
     if class_weights is not None and store.task != 'multilabel': return float(_weight_sums(store, class_weights)[rows].sum()) or 1.
     return max(1, store.weight(rows) * (store.labels.shape[1] if store.labels.ndim > 1 else 1))
 
 # %% ../nbs/33_engine.ipynb #144e1f89
 @patch
+def cut(self: Engine,
+    store: TokenStore,
+    step: np.ndarray | list[MicroBatch] # rows of the optimizer step on all ranks; micro-batches stay as they are
+) -> list[MicroBatch]: # of this rank
+    "The micro-batches of a step, by the engine's `layout`"
+    if is_cut(step): return step
+    ranks = () if self.ranks is None else (torch.distributed.get_rank(self.ranks), torch.distributed.get_world_size(self.ranks))
+    return step_of(store, row_numbers(store, step), self.layout, *ranks)
+
+@patch
+def halve(self: Engine,
+    store: TokenStore, rows: np.ndarray, # of the step that did not fit
+    why: str, # what the device said
+    longest: int # tokens of the longest row to train on
+) -> Choice: # the smaller layout, which the engine then has
+    "Smaller micro-batches from now on. Raises `MemoryError` when there is nothing left to halve."
+    ranks = 1 if self.ranks is None else torch.distributed.get_world_size(self.ranks)
+    choice = self.layout.sized(len(rows), store.max_length).halved(why, longest, -(-len(rows) // ranks))
+    self.layout = self.fitted[self.layout.name, store.max_length] = choice.value
+    return choice
+
+@patch
+def own_cut(self: Engine) -> Choice | None: # None: steps are cut by `layout`
+    "Rows at once of an engine that cuts steps its own way, and reads only their rows"
+
+# %% ../nbs/33_engine.ipynb #679b26d1
+@patch
 def step(self: Engine,
-    store: TokenStore, # on the engine's device; anywhere if `micro` are `data.Batch`es
-    micro: list[MicroBatch] | list[Batch] # one optimizer step, see `data.steps` and `data.batches`
-) -> torch.Tensor: # mean loss of the step's rows, or of its targets, before the update, on the device; later steps leave it alone
+    store: TokenStore, # on the engine's device; anywhere if the step is of `Batch`es
+    step: np.ndarray | list[MicroBatch] | list[Batch] # row numbers of one optimizer step; or its parts, see `steps`
+) -> torch.Tensor: # mean loss of the step's rows or targets, before the update, on the device
     "Forward, backward, clip and update. What a failure before the update leaves can be cleared with `undo`."
     self.model.train()
     self._check(store)
+    micro = self.cut(store, step)
+    self.micro_batches = len(micro)
     if not self.optimizer.state: _make_state(self)
     weight = step_weight(store, micro, self.host_weights)
     with self.precision.applied():
@@ -393,8 +430,8 @@ def packing(
     tokens: int = 0 # of the pack
 ) -> Packing:
     "How the engine's model is called on packs, tried out at the first call and whenever a pack is longer than before. Raises `InputError` for a model that is not packed rightly."
-    known, key = engine.__dict__.setdefault('_packings', {}), (store.task, store.max_length)
-    call, tried = known.get(key) or (Packing(engine.model, store.task in ('tokens', 'causal')), -1)
+    key = store.task, store.max_length
+    call, tried = engine.packings.get(key) or (Packing(engine.model, store.task in ('tokens', 'causal')), -1)
     if tokens <= tried: return call
     training = engine.model.training
     engine.model.eval()
@@ -405,7 +442,7 @@ def packing(
         problem = f'it takes no pack ({first_line(exc)})'
     finally: engine.model.train(training)
     if problem: raise InputError(f"{type(engine.model).__name__} with {engine.model.config._attn_implementation} attention cannot be packed: {problem}; {NOT_PACKED}")
-    known[key] = call, tokens
+    engine.packings[key] = call, tokens
     return call
 
 # %% ../nbs/33_engine.ipynb #e9b2a584

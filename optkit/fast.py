@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from .base import Choice, InputError, moved
 from .precision import tf32_set
 from .store import TokenStore
-from .steps import batch_of
+from .steps import batch_of, is_cut, Layout, row_numbers
 from .batch_finder import is_out_of_memory
 from .packing import packing_trial_store
 from .engine import Engine, step_weight
@@ -483,16 +483,39 @@ def _ready(self: FastEngine, store, rows, weight):
         if self.device.type == 'cuda': torch.cuda.empty_cache()
 
 @patch
+def _fewer_rows(self: FastEngine) -> bool: # whether there was more than one row
+    "Half as many rows at once, with a note; shapes that hold more are given up"
+    widest = max((k[1] for k in self.known), default=self.at_once)
+    if widest == 1: return False
+    self.at_once = max(1, min(widest, self.at_once) // 2)
+    self.known = {k: v for k, v in self.known.items() if k[1] <= self.at_once}
+    self.built = {k: v for k, v in self.built.items() if k[0].rows <= self.at_once}
+    self.notes.append(f'at most {self.at_once} rows at once: out of memory above')
+    return True
+
+@patch
+def halve(self: FastEngine,
+    store: TokenStore, rows: np.ndarray, why: str, longest: int # as of `Engine.halve`
+) -> Choice: # a layout of so many rows at once
+    "Fewer rows at once from now on. Raises `MemoryError` when it was one."
+    if self.reason: return Engine.halve(self, store, rows, why, longest)
+    if not self._fewer_rows():
+        raise MemoryError(f'one row at a time does not fit ({why}); shorten the rows, or take adapters')
+    gc.collect() # the shapes that were given up
+    return Choice(Layout(rows=self.at_once), f'{why}: shapes of at most {self.at_once} rows')
+
+@patch
+def own_cut(self: FastEngine) -> Choice | None: # see `Engine.own_cut`
+    "Rows at once, where steps are not plain"
+    return None if self.reason else Choice(
+        self.at_once, 'the fast engine cuts each step into shapes of its own, and takes fewer rows where one does not fit')
+
+@patch
 def _lower(self: FastEngine, exc) -> bool: # whether there is something to try
     "After a failure to build: fewer rows at once, or no compiler where it is what failed, or no graphs, or no compiler, with a note"
     said = _said(exc)
     if is_out_of_memory(exc):
-        widest = max((k[1] for k in self.known), default=self.at_once)
-        if widest == 1: return False
-        self.at_once = max(1, min(widest, self.at_once) // 2)
-        self.known = {k: v for k, v in self.known.items() if k[1] <= self.at_once}
-        self.built = {k: v for k, v in self.built.items() if k[0].rows <= self.at_once}
-        self.notes.append(f'at most {self.at_once} rows at once: out of memory above')
+        if not self._fewer_rows(): return False
     elif self.layers and (not self.graphs or _from_compiler(exc)): self.layers, self.built = False, {}; self.notes.append(f'not compiled: {said}')
     elif self.graphs: self.graphs, self._update_graph, self.built = False, None, {}; self.notes.append(f'no CUDA graphs: {said}')
     else: return False
@@ -503,15 +526,17 @@ def _lower(self: FastEngine, exc) -> bool: # whether there is something to try
 @patch
 def step(self: FastEngine,
     store: TokenStore, # on any device; its arrays are read in host memory
-    micro: list # one optimizer step, see `data.steps`; how it was cut does not matter, since it is cut anew
+    step: np.ndarray | list # row numbers of one optimizer step, or its micro-batches, of which only the rows are read
 ) -> torch.Tensor: # as of `Engine.step`
     "Forward, backward, clip and update, from shapes that are built at their first use"
-    if self.reason or not len(micro): return Engine.step(self, store, micro)
+    if self.reason or not len(step): return Engine.step(self, store, step)
     if not self.model.training: self.model.train()
     self._check(store)
-    weight, rows = step_weight(store, micro, self.host_weights), np.concatenate([m.rows for m in micro])
+    rows = np.concatenate([m.rows for m in step]) if is_cut(step) else row_numbers(store, step)
+    weight = step_weight(store, step, self.host_weights)
     self.full = max(self.full, len(rows)) # what is left at the end of an epoch goes into the shapes of full steps
     parts = self._ready(store, rows, weight)
+    self.micro_batches = len(parts)
     self.total.zero_()
     for shape, placed in parts:
         static, run = self.built[shape, store.task]

@@ -19,7 +19,7 @@ from .cards import Hardware
 from .timing import compare, Comparison, Variant
 from .records import mfu, quantiles, Record
 from .store import TokenStore
-from .steps import padded_tokens, real_tokens, steps
+from .steps import Layout, padded_tokens, real_tokens, steps
 from .models import check_tokens, settle_config
 from .engine import Engine
 from .sizes import training_flops
@@ -121,10 +121,10 @@ def without_dropout(
 # %% ../nbs/70_ladder.ipynb #62a2ed9c
 def planned_steps(store, rows, config, n):
     "The first `n` optimizer steps of a configuration, over as many epochs as they need"
-    out, epoch = [], 0
+    out, epoch, layout = [], 0, replace(Layout.from_config(config), table=None) # ladders compare plain sizes
     while len(out) < n:
         epoch += 1
-        out += list(steps(store, rows, config.effective_batch, config.seed, epoch, config.layout, config.physical_batch, config.max_tokens))
+        out += steps(store, rows, config.effective_batch, layout=layout, seed=config.seed, epoch=epoch)
     return out[:n]
 
 # %% ../nbs/70_ladder.ipynb #abc9ed3b

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .base import Choice
+from .steps import Layout
 
 # %% ../nbs/45_recovery.ipynb #cfe3a24f
 def smaller_pieces(
@@ -19,12 +20,10 @@ def smaller_pieces(
     longest: int, # tokens of the longest row to train on
     why: str # what the device said
 ) -> Choice: # (physical, max_tokens)
-    "Half of it: the same optimizer step in more micro-batches. Raises `MemoryError` when there is nothing left to halve."
-    if max_tokens is not None:
-        if max_tokens <= longest: raise MemoryError(f'a pack of {max_tokens} tokens, one row alone, does not fit ({why}); shorten the rows, or take gradient checkpointing or adapters')
-        return Choice((max(1, physical // 2), max(longest, max_tokens // 2)), f'{why}: packs of {max(longest, max_tokens // 2)} instead of {max_tokens} tokens')
-    if physical <= 1: raise MemoryError(f'one row at a time does not fit ({why}); shorten the rows, or take gradient checkpointing or adapters')
-    return Choice((physical // 2, None), f'{why}: micro-batches of {physical // 2} instead of {physical} rows')
+    "`Layout.halved` of separate values"
+    layout = Layout('sorted', physical) if max_tokens is None else Layout('packed', tokens=max_tokens)
+    choice = layout.halved(why, longest)
+    return Choice((choice.value.rows or max(1, physical // 2), choice.value.tokens), choice.reason)
 
 def steadier(
     lr: float, # peak learning rate so far

@@ -11,6 +11,7 @@ import copy, json, logging, math, os, time, traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from html import escape
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +21,13 @@ from tqdm.auto import tqdm
 
 from .base import Choice, InputError, moved, write_json
 from .store import place, TokenStore
-from .steps import micro_batches, pack_budget, rank_share, Step, steps
+from .steps import Layout, layout_of, step_rows, steps
 from .loader import choose_workers, gather_seconds, Loader
 from .augment import augmented
 from .batch_finder import is_out_of_memory, planned_updates
 from .models import settle_config
 from .engine import Engine
 from .sizes import training_flops
-from .fast import FastEngine
 from .metrics import score, signed
 from .checkpoint import (
     check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint,
@@ -35,7 +35,7 @@ from .checkpoint import (
 from .progress import Beside, Meter
 from .config import lr_factor, TrainConfig
 from .build import balanced_weights, check_run, plan_sizes
-from .recovery import choose_snapshot, faster_workers, smaller_pieces, SpikeWatch, steadier
+from .recovery import choose_snapshot, faster_workers, SpikeWatch, steadier
 
 # %% ../nbs/46_trainer.ipynb #ff2c2edf
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Position:
     scale: float = 1. # of the learning rate
     again_from: int = 0; again: int = 0 # a second warm-up: its first step and its length
     recovered: bool = False
-    physical: int = 0; max_tokens: int | None = None; table: tuple | None = None # of a micro-batch
+    layout: Layout = Layout() # of the engine, where a checkpoint was saved
     eval_batch: int = 64
     watch: SpikeWatch = field(default_factory=SpikeWatch)
     decisions: list = field(default_factory=list)
@@ -103,10 +103,13 @@ class Position:
     def to_dict(self): return asdict(self)
 
     @classmethod
-    def from_dict(cls, values):
+    def from_dict(cls, values, layout='sorted'): # the name that goes with the parts which older checkpoints hold
+        parts = [values.get(name) for name in ('physical', 'max_tokens', 'table')]
+        values = {name: value for name, value in values.items() if name not in ('physical', 'max_tokens', 'table')}
+        cut = Layout(**values['layout']) if 'layout' in values else layout_of(layout, parts[0] or None, *parts[1:])
         number = lambda v: math.nan if v is None else v # JSON has no NaN
         epochs = [Epoch(**{k: number(v) if k in ('train_loss', 'valid_loss', 'score') else {m: number(x) for m, x in v.items()} if k == 'metrics' else v for k, v in e.items()}) for e in values['history']]
-        return cls(**values | dict(history=epochs, watch=SpikeWatch(**values['watch'])))
+        return cls(**values | dict(history=epochs, watch=SpikeWatch(**values['watch']), layout=cut))
 
 # %% ../nbs/46_trainer.ipynb #6f4cc899
 class Trainer:
@@ -158,7 +161,7 @@ def decide(self: Trainer, what: str, choice: Choice):
 def _engine_notes(self: Trainer):
     "What the fast engine does otherwise than asked for, with its reason, once a run"
     engine, known = self.engine, {d['reason'] for d in self.position.decisions if d['what'] == 'fast engine'}
-    for said in dict.fromkeys([engine.reason] if engine.reason else engine.notes) if isinstance(engine, FastEngine) else ():
+    for said in dict.fromkeys([engine.reason] if engine.reason else engine.notes):
         if said not in known: self.decide('fast engine', Choice('plain steps' if engine.reason else 'in part', said))
 
 @patch
@@ -184,59 +187,55 @@ def _lr(self: Trainer, step):
 # %% ../nbs/46_trainer.ipynb #403d2c3e
 @patch
 def _step(self: Trainer, step, store):
-    "One optimizer step, in smaller pieces where it does not fit; its loss on the device, and the micro-batches it took"
+    "One optimizer step, in smaller pieces where it does not fit; its loss on the device"
     before = random_state(self.engine.device) if self.config.shrink else None
     while True:
-        why = None
-        try: return self.engine.step(store, step), len(step)
+        try: return self.engine.step(store, step)
         except Exception as exc:
             traceback.clear_frames(exc.__traceback__) # its frames hold tensors
             if before is None or not is_out_of_memory(exc): raise
             why = (str(exc).splitlines() or ['out of memory'])[0][:120]
         self.engine.undo()
+        step = getattr(step, 'rows', step)
+        self._halve(step, why)
         if self.engine.device.type == 'cuda': torch.cuda.empty_cache()
         set_random_state(before, self.engine.device)
-        step = self._smaller(step.rows, why)
 
 @patch
-def _smaller(self: Trainer, rows, why):
-    c, p, s = self.config, self.position, self.store
-    physical = p.physical or -(-min(c.effective_batch, len(rows)) // self.ranks)
-    budget = (p.max_tokens or c.max_tokens or pack_budget(physical, s.max_length)) if c.layout == 'packed' else None
-    if p.table: choice = Choice((physical, None), f'{why}: micro-batches of {physical} rows, whatever their length')
-    else: choice = smaller_pieces(physical, budget, int(s.lengths[self.train].max()), why)
-    self.decide('physical batch' if budget is None else 'tokens of a pack', choice)
-    (p.physical, p.max_tokens), p.table = choice.value, None
-    self.engine.__dict__.setdefault('fits', {})[c.layout, s.max_length] = choice.value # the next fold or trial begins with it
-    share = rank_share(rows, s.lengths, c.layout, self.rank, self.ranks)
-    return Step(micro_batches(share, s.lengths, p.physical, c.layout, s.max_length, p.max_tokens), rows)
+def _halve(self: Trainer, rows, why):
+    choice = self.engine.halve(self.store, rows, why, int(self.store.lengths[self.train].max()))
+    if choice.value.name == 'packed': self.decide('tokens of a pack', Choice(choice.value.tokens, choice.reason))
+    else: self.decide('physical batch', Choice((choice.value.rows, None), choice.reason))
 
 @patch
 def _plan(self: Trainer, rows):
-    "The steps of the epoch that are left, gathered ahead where the store is not on the device"
-    c, p = self.config, self.position
-    left = steps(self.store, rows, c.effective_batch, c.seed, p.epoch, c.layout, p.physical or c.physical_batch, p.max_tokens or c.max_tokens, self.rank, self.ranks, p.within, p.table)
-    return left if self.loader is None else self.loader(left)
+    "Rows of the steps of the epoch that are left; gathered ahead where the store is not on the device"
+    c, layout = self.config, self.engine.layout
+    left = dict(seed=c.seed, epoch=self.position.epoch, first_step=self.position.within)
+    if self.loader is None: return step_rows(self.store, rows, c.effective_batch, grouped=layout.name == 'grouped', **left)
+    return self.loader(steps(self.store, rows, c.effective_batch, layout=layout, rank=self.rank, ranks=self.ranks, **left))
 
 # %% ../nbs/46_trainer.ipynb #7e0f3d3a
 @patch
 def _train_epoch(self: Trainer, rows):
     "The steps of the epoch that are left; the mean loss of the epoch"
     c, p = self.config, self.position
-    start, size = time.perf_counter(), (p.physical, p.max_tokens, p.table)
+    start, layout = time.perf_counter(), self.engine.layout
     seen = augmented(self.store, self.train, c.augment, c.augment_by, c.seed, p.epoch) # the store itself where augment is 0
     again = True
     while again:
         again = False
         for step in self._waited(self._plan(rows)):
             self.engine.set_lr(self._lr(p.done - p.skipped))
-            loss, count = self._step(step, seen)
-            self._count(step.rows, count, loss)
+            loss = self._step(step, seen)
+            self._count(getattr(step, 'rows', step), self.engine.micro_batches, loss)
             if len(self.pending) >= c.read_every: self._read()
             if self.on_step: self.on_step(p.done, p.total)
             if self.stopping or self._asked(): break
             if c.save_every and p.done % c.save_every == 0 and p.within < self.per_epoch: self._read(); self._save()
-            if (p.physical, p.max_tokens, p.table) != size: size, again = (p.physical, p.max_tokens, p.table), True; break # the steps that follow are laid out anew
+            if self.loader is not None and self.engine.layout != layout: # the steps that follow are gathered anew
+                layout, again = self.engine.layout, True
+                break
     self._read()
     p.seconds += time.perf_counter() - start
     return p.loss_sum / max(p.weight_sum, 1e-30)
@@ -301,7 +300,7 @@ def _go_back(self: Trainer, broken):
     set_random_state(random, self.engine.device)
     choice = steadier(self.config.lr * p.scale, p.total - p.done, why)
     p.scale, (p.again_from, p.again), p.recovered, p.decisions = p.scale * choice.value[0], (p.done - p.skipped, choice.value[1]), True, now.decisions
-    p.physical, p.max_tokens, p.table, p.watch.recent, self.position, self.good = now.physical, now.max_tokens, now.table, [], p, None
+    p.watch.recent, self.position, self.good = [], p, None
     alone = self._not_finite(broken.rows)
     self.decide('loss', Choice(f'back to step {p.done}', choice.reason + (f'; rows {alone} give no number by themselves under that state' if alone else '')))
     self._save() # later checkpoints are of the path that was given up
@@ -333,17 +332,16 @@ def _reset(self: Trainer):
     head = int(self.engine.model.config.num_labels) if weights is not None else 0
     if weights is not None and len(weights) < head: weights = (*weights, *[0.] * (head - len(weights))) if c.class_weights == 'balanced' else weights
     self.engine.reset(c.lr, c.weight_decay, c.label_smoothing, c.max_grad_norm, c.seed, betas=c.betas, eps=c.eps, class_weights=() if weights is None else weights,
-                      **(dict(rows=min(c.effective_batch, len(self.train))) if isinstance(self.engine, FastEngine) else {}))
+                      rows=min(c.effective_batch, len(self.train)))
 
 @patch
 def _begin(self: Trainer, train, valid, resume):
     c, flops, self.train = self.config, [0., 0.], train
     check_run(self.engine, self.store, c, train, valid, self.custom)
     self.per_epoch = planned_updates(len(train), c.effective_batch, 1)
-    self.position = Position(c.epochs * self.per_epoch, physical=c.physical_batch or 0, max_tokens=c.max_tokens, table=c.batch_table, eval_batch=c.eval_batch, watch=SpikeWatch(c.spike))
-    rows, tokens = self.engine.__dict__.get('fits', {}).get((c.layout, self.store.max_length), (0, None)) if c.shrink else (0, None)
-    if rows and rows < (c.physical_batch or c.effective_batch) or rows and c.batch_table or tokens and tokens < (c.max_tokens or math.inf): self.position.physical, self.position.max_tokens = rows, tokens
-    if rows: self.position.table = None # it did not fit
+    self.position = Position(c.epochs * self.per_epoch, eval_batch=c.eval_batch, watch=SpikeWatch(c.spike))
+    self._set_layout(Layout.from_config(c))
+    if c.shrink: self.engine.layout = self.engine.layout.within(self.engine.fitted.get((c.layout, self.store.max_length)))
     saved = self._found(train, valid, resume)
     try: one, two = (training_flops(self.engine.model, np.array([n])) for n in (1, 2)); flops = [2 * one - two / 2, two / 2 - one]
     except AttributeError: pass # a configuration that does not say its layers
@@ -355,7 +353,11 @@ def _begin(self: Trainer, train, valid, resume):
     for what, choice in self.planned if not saved else (): self.decide(what, choice)
     if saved: self._take_up(*saved)
     elif self.folder and not self.rank: self._say_config()
-    if self.store.tokens.device.type != self.engine.device.type: self._gather_ahead(c.workers or 0)
+    if self.store.tokens.device.type != self.engine.device.type and not self.engine.own_cut(): self._gather_ahead(c.workers or 0)
+
+@patch
+def _set_layout(self: Trainer, layout):
+    self.engine.layout = layout.sized(min(self.config.effective_batch, len(self.train)), self.store.max_length)
 
 # %% ../nbs/46_trainer.ipynb #47ed358e
 @patch
@@ -373,7 +375,7 @@ def _found(self: Trainer, train, valid, resume):
     if not last: return None
     if not resume: raise InputError(f'{self.folder} holds checkpoints of a run; pass resume=True to go on with it, or take another folder')
     tensors, about = read_checkpoint(last)
-    try: made_of, _, _ = about['made_of'], Position.from_dict(about['position']), about['config']['layout']
+    try: made_of, _ = about['made_of'], Position.from_dict(about['position'], about['config']['layout'])
     except (KeyError, TypeError, AttributeError):
         remedy = 'remove the folder to go on from the one before'
         raise InputError(f'{last}: this checkpoint is damaged, or of another version of optkit; {remedy}') from None
@@ -384,7 +386,7 @@ def _found(self: Trainer, train, valid, resume):
 def _take_up(self: Trainer, tensors, about):
     self.engine.load_state({k: v for k, v in tensors.items() if not k.startswith('random.')})
     set_random_state(tensors, self.engine.device)
-    fresh, self.position = self.position, Position.from_dict(about['position'])
+    fresh, self.position = self.position, Position.from_dict(about['position'], about['config']['layout'])
     self._sizes_now(fresh, about['config'])
     log.info('resumed at step %s of %s', self.position.done, self.total)
 
@@ -392,7 +394,7 @@ def _take_up(self: Trainer, tensors, about):
 def _sizes_now(self: Trainer, fresh, told):
     "What a resume was given other values for counts, as after a kill for want of memory; else what the run had come to"
     p, now = self.position, json.loads(self.config.to_json())
-    if any(told.get(n) != now[n] for n in ('layout', 'physical_batch', 'max_tokens', 'batch_table')): p.physical, p.max_tokens, p.table = fresh.physical, fresh.max_tokens, fresh.table
+    if all(told.get(n) == now[n] for n in ('layout', 'physical_batch', 'max_tokens', 'batch_table')): self._set_layout(p.layout)
     if told.get('eval_batch') != now['eval_batch']: p.eval_batch = fresh.eval_batch
     p.watch.factor = fresh.watch.factor
 
@@ -402,6 +404,7 @@ def _save(self: Trainer):
     "A checkpoint; a disk that does not take it is logged, and the run goes on"
     if not self.folder or self.rank: return
     start, tensors = time.perf_counter(), self.engine.state() | random_state(self.engine.device)
+    self.position.layout = self.engine.layout
     about = dict(made_of=self.made_of, position=self.position.to_dict(), config=json.loads(self.config.to_json()))
     try: save_checkpoint(self.folder, self.position.done, self.engine.model, tensors, about, self.config.keep)
     except InputError as exc: self.decide('checkpoint', Choice('not saved', str(exc)))
@@ -480,9 +483,9 @@ def _predict(self: Trainer, rows):
             if not self.config.shrink or not is_out_of_memory(exc): raise
             why = str(exc).splitlines()[0][:120] if str(exc) else 'out of memory'
         if self.engine.device.type == 'cuda': torch.cuda.empty_cache()
-        choice = smaller_pieces(p.eval_batch, None, 0, why)
-        self.decide('rows at once in evaluation', choice)
-        p.eval_batch = choice.value[0]
+        choice = Layout(rows=p.eval_batch).halved(why, 0)
+        p.eval_batch = choice.value.rows
+        self.decide('rows at once in evaluation', Choice((p.eval_batch, None), choice.reason))
 
 # %% ../nbs/46_trainer.ipynb #e3210f80
 @patch
@@ -498,7 +501,7 @@ def _measure_workers(self: Trainer, rate):
     self.rates[self.loader.workers] = rate
     if len(self.rates) > 1: choice = faster_workers(self.rates)
     else:
-        plan = [step for step, _ in zip(steps(self.store, self.train, self.config.effective_batch, layout=self.config.layout, physical=self.position.physical or None, max_tokens=self.position.max_tokens), range(3))]
+        plan = [*islice(steps(self.store, self.train, self.config.effective_batch, layout=self.engine.layout), 3)]
         choice = choose_workers(gather_seconds(self.store, plan), self.config.effective_batch / rate, len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1)
     self.decide('workers', choice)
     if choice.value != self.loader.workers: self._gather_ahead(choice.value)

@@ -247,7 +247,7 @@ def test_what_only_changes_rounding_may_differ(store, tmp_path):
     with pytest.raises(Stop): again.fit(TRAIN, VALID)
     again = trainer_of(store, tmp_path / 'other', replace(BASE, physical_batch=2, eval_batch=5, spike=7.))
     step, predict = again.engine.step, again.engine.predict
-    again.engine.step = lambda store, micro: (sizes.append(max(len(m.rows) for m in micro)), step(store, micro))[1]
+    again.engine.step = lambda store, micro: (sizes.append(max(len(m.rows) for m in again.engine.cut(store, micro))), step(store, micro))[1]
     again.engine.predict = lambda store, part, batch, *args: (rows.append(batch), predict(store, part, batch, *args))[1]
     again.fit(TRAIN, VALID, resume=True)
     assert set(sizes) == {2} and set(rows) == {5} and again.position.watch.factor == 7, 'a resume may take fewer rows at once'
