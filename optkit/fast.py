@@ -164,6 +164,7 @@ class FastEngine(Engine):
         self.graphs, self.layers = cuda if graphs is None else graphs, cuda if layers is None else layers
         if self.graphs and not cuda: raise InputError(f'CUDA graphs need a GPU, the device is {self.device.type}; leave graphs out')
         self.reason = fast_problem(self.kind, self.scaler is not None, self.ranks is not None, kwargs.get('checkpointing', 'off'), not hasattr(self, 'start'), {p.dtype for _, p in self._trained()})
+        self.compiled, self.positions = {}, {} # forwards by what they hold for; tables of distances by encoder and length
         self.notes, self.built, self.known, self.calls, self.built_s, self.full, self.forward_in_places = [], {}, {}, {}, 0., 0, self.graphs # evaluation in places pays where it is captured
         if not self.reason: self._make_flat()
 
@@ -265,11 +266,11 @@ def _any_rows(forward, lengths=False):
 
 @patch
 def _compiled_slot(self: FastEngine, cls):
-    kept, key = self.__dict__.setdefault('_compiled', {}), (cls, self._attention_by)
-    if key not in kept:
+    key = cls, self._attention_by
+    if key not in self.compiled:
         lengths = self._attention_by == 'any'
-        kept[key] = _any_rows(torch.compile(_another(cls.forward) if lengths else cls.forward, dynamic=False, options=self._attention_options), lengths)
-    return kept[key]
+        self.compiled[key] = _any_rows(torch.compile(_another(cls.forward) if lengths else cls.forward, dynamic=False, options=self._attention_options), lengths)
+    return self.compiled[key]
 
 def _another(forward):
     "`forward` under code of its own: the compiler keeps what it makes by code, and would go on with what was made for one length, or for any"
@@ -281,11 +282,11 @@ def _another(forward):
 @patch
 def _compiled_for(self: FastEngine, cls, call):
     "The forward of a layer, compiled for any number of tokens; with the model's own attention in pieces, before the slots and behind them"
-    kept, own = self.__dict__.setdefault('_compiled', {}), isinstance(call, PlacedPacking) and call.own
-    if own not in kept:
+    own = isinstance(call, PlacedPacking) and call.own
+    if own not in self.compiled:
         compiled = torch.compile(cls.forward, dynamic=True if own else None) # to pieces no mark of `_any_tokens` gets
-        kept[own] = _any_tokens(compiled) if not own and self.dynamic else compiled
-    return kept[own]
+        self.compiled[own] = _any_tokens(compiled) if not own and self.dynamic else compiled
+    return self.compiled[own]
 
 @patch
 @contextmanager
@@ -303,7 +304,7 @@ def _switched(self: FastEngine, call, compiled=True):
     try:
         torch.set_autocast_cache_enabled(False) # a cast that is kept would be made once, and not when the graph is replayed
         for layer in layers: layer.forward = types.MethodType(compiled, layer)
-        for n, encoder in enumerate(encoders): encoder.get_rel_pos = _kept_positions(encoder, self.__dict__.setdefault('positions', {}).setdefault(n, {}))
+        for n, encoder in enumerate(encoders): encoder.get_rel_pos = _kept_positions(encoder, self.positions.setdefault(n, {}))
         with limit, call.switched() if isinstance(call, PlacedPacking) else nullcontext(), self.precision.applied(): yield
     finally:
         torch.set_autocast_cache_enabled(cached)

@@ -845,6 +845,31 @@ def test_out_of_memory_takes_fewer_rows_at_once(monkeypatch):
     with pytest.raises(torch.OutOfMemoryError): losses(Fast(example_model(dropout=0.), FP32))
 
 
+def test_a_trainer_gives_rows_only_and_halves_the_rows_at_once(monkeypatch):
+    "No micro-batches; out of memory while a built shape runs: fewer rows at once, the same losses"
+    from optkit.config import TrainConfig
+    from optkit.trainer import Trainer
+    config, given = TrainConfig(effective_batch=8, epochs=2, lr=1e-3, precision='fp32', metric='loss', layout='packed'), []
+    def run(fast):
+        found, real = [], fast.step
+        monkeypatch.setattr(fast, 'step', lambda store, step: (given.append(step), found.append(real(store, step)), found[-1])[2], raising=False)
+        trainer = Trainer(fast, STORE, config)
+        trainer.refit(np.arange(len(STORE)))
+        return torch.stack(found).tolist(), trainer
+    want, _ = run(Fast(example_model(dropout=0.), FP32))
+    assert given and all(isinstance(step, np.ndarray) for step in given)
+    fast, put = Fast(example_model(dropout=0.), FP32), StaticBatch.put
+    def full(self, store, placed, weight):
+        if fast.built and self.shape.rows > 4: raise torch.OutOfMemoryError('CUDA out of memory')
+        return put(self, store, placed, weight)
+    monkeypatch.setattr('optkit.fast.StaticBatch.put', full)
+    found, trainer = run(fast)
+    np.testing.assert_allclose(found, want, rtol=1e-4)
+    assert fast.at_once == 4 and [d['what'] for d in trainer.position.decisions][:1] == ['physical batch'] and 'at most 4 rows' in trainer.position.decisions[0]['reason']
+    assert fast.micro_batches > 1 and fast.own_cut().value == 4
+    with fast.plainly(): assert fast.own_cut() is None and Engine.own_cut(fast) is None
+
+
 def test_a_compiler_that_fails_is_left_out(monkeypatch):
     plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     build = FastEngine._build
