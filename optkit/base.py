@@ -7,10 +7,10 @@ __all__ = ['InputError', 'Choice', 'size', 'seconds_of']
 
 # %% ../nbs/00_base.ipynb #96373b1d
 import dataclasses, html, json, math, os, re, warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Choice:
 
 # %% ../nbs/00_base.ipynb #c5e58d0a
 def size(
-    n: float | None, # bytes
+    n: float | None # bytes
 ) -> str: # '1.5 GiB'; 'n/a' for None
     "`n` bytes as text in binary units"
     if n is None: return 'n/a'
@@ -42,10 +42,49 @@ def size(
     else: unit = 'TiB'
     return f'{n:.0f} {unit}' if n >= 100 or unit == 'B' else f'{n:.1f} {unit}'
 
+# %% ../nbs/00_base.ipynb #d4cde241
+def duration(
+    seconds: float | None # None where it is not known
+) -> str: # '1:02:03', '4:05'; 'n/a' for None and for what is not finite
+    "Seconds as a clock shows them"
+    if seconds is None or not math.isfinite(seconds): return 'n/a'
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours}:{minutes:02d}:{rest:02d}' if hours else f'{minutes}:{rest:02d}'
+
+# %% ../nbs/00_base.ipynb #3f90c882
+_UNIT_SECONDS = dict(d=86400, h=3600, m=60, s=1)
+
+# %% ../nbs/00_base.ipynb #2b233806
+def seconds_of(
+    text: str | float | timedelta # '8h', '90m', '30s', '1.5d', '1h30m', a number of seconds, or a timedelta
+) -> float: # more than 0
+    "A duration in seconds. Raises `InputError`."
+    with_units = re.fullmatch(r'(\s*[0-9.]+\s*[dhms])+\s*', str(text))
+    try:
+        if isinstance(text, timedelta): seconds = text.total_seconds()
+        elif not with_units: seconds = float(text)
+        else:
+            parts = re.findall(r'([0-9.]+)\s*([dhms])', str(text))
+            seconds = sum(float(n) * _UNIT_SECONDS[unit] for n, unit in parts)
+    except (ValueError, TypeError): seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InputError(f"budget is {text!r}, expected a time such as '8h', '90m' or '1h30m'")
+    return seconds
+
+# %% ../nbs/00_base.ipynb #8e3173c8
+def rows_in_words(
+    numbers: Sequence[int], # row numbers
+    at_most: int = 3 # that are named
+) -> str: # 'row 3', 'rows 1, 2, 3, ...'
+    "The first of some row numbers, in words"
+    names = ', '.join(str(n) for n in numbers[:at_most])
+    return f"row{'s' if len(numbers) > 1 else ''} {names}{', ...' if len(numbers) > at_most else ''}"
+
 # %% ../nbs/00_base.ipynb #9e4695cf
 def to_json_types(
-    value: Any, # dicts, lists, sets, numbers, numpy values, paths, dataclasses
-) -> Any:
+    value: Any # dicts, lists, sets, numbers, numpy values, paths, dataclasses
+) -> Any: # None, text, numbers, lists and dicts
     "`value` in types that JSON has: NaN and infinity become None, numpy scalars and arrays become Python's"
     if isinstance(value, dict): return {str(k): to_json_types(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)): return [to_json_types(v) for v in value]
@@ -56,14 +95,11 @@ def to_json_types(
     if dataclasses.is_dataclass(value) and not isinstance(value, type): return to_json_types(dataclasses.asdict(value))
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
-# %% ../nbs/00_base.ipynb #4d4d466d
-#| exporti
-
 # %% ../nbs/00_base.ipynb #b2aab3f4
 def write_json(
     path: str | Path, # missing folders are created
-    obj: Any, # as for `to_json_types`
-) -> Path:
+    obj: Any # as for `to_json_types`
+) -> Path: # of the file
     "Write `obj` as JSON to `path` in one step; `TypeError`, and no file touched, for what JSON cannot hold"
     path = Path(path)
     text = json.dumps(to_json_types(obj), indent=1, ensure_ascii=False, allow_nan=False)
@@ -80,43 +116,13 @@ def write_json(
 
 # %% ../nbs/00_base.ipynb #38901d48
 def read_json(
-    path: str | Path,
-) -> Any:
-    "What `write_json` wrote; `InputError` that names the file if it is not JSON"
+    path: str | Path # of a JSON file
+) -> Any: # None, text, numbers, lists and dicts
+    "The content of a JSON file; `InputError` that names the file if it is not JSON"
     try: return json.loads(Path(path).read_text('utf-8'))
     except (ValueError, RecursionError) as error:  # also of brackets within brackets
         why = str(error).splitlines()[0][:120]
         raise InputError(f'{path} is not valid JSON ({why}): delete it or restore it') from None
-
-# %% ../nbs/00_base.ipynb #8e3173c8
-def rows_in_words(numbers, at_most=3):
-    "The first of some row numbers, in words"
-    shown = ', '.join(str(n) for n in numbers[:at_most])
-    return f"row{'s' if len(numbers) > 1 else ''} {shown}{', ...' if len(numbers) > at_most else ''}"
-
-# %% ../nbs/00_base.ipynb #d4cde241
-def duration(
-    seconds: float | None,
-) -> str: # '1:02:03', '4:05'; 'n/a' for None and for what is not finite
-    "Seconds as a clock shows them"
-    if seconds is None or not math.isfinite(seconds): return 'n/a'
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f'{hours}:{minutes:02d}:{rest:02d}' if hours else f'{minutes}:{rest:02d}'
-
-# %% ../nbs/00_base.ipynb #3f90c882
-def seconds_of(
-    text # '8h', '90m', '30s', '1.5d', '1h30m', a number of seconds, or a timedelta
-) -> float:
-    "A duration in seconds. Raises `InputError`."
-    if isinstance(text, timedelta): found = text.total_seconds()
-    elif isinstance(text, Real) and not isinstance(text, bool): found = float(text)
-    else:
-        parts = re.findall(r'([0-9.]+)\s*([dhms])', str(text))
-        try: found = sum(float(n) * dict(d=86400, h=3600, m=60, s=1)[u] for n, u in parts) if parts and not re.sub(r'([0-9.]+)\s*([dhms])|\s', '', str(text)) else float(text)
-        except (ValueError, TypeError): found = math.nan
-    if not 0 < found < math.inf: raise InputError(f"budget is {text!r}, expected a time such as '8h', '90m' or '1h30m'")
-    return found
 
 # %% ../nbs/00_base.ipynb #f3a32023
 def moved(

@@ -17,7 +17,7 @@ import optuna
 from optuna.trial import TrialState
 
 from .base import InputError
-from .strategies import as_strategy, Shape, Strategy
+from .strategies import as_strategy, StudySize, Strategy
 from .storage import sign_of
 from .space import ended, fold_scores, spent, study_settings
 
@@ -175,7 +175,7 @@ def forecast_before(
     for name, value in (('n_trials', n_trials), ('folds', folds), ('epochs', epochs), ('workers', workers)):
         if not isinstance(value, int) or value < 1: raise InputError(f'{name} is {value!r}, expected a whole number of at least 1')
     if not 0 < seconds_per_epoch < math.inf: raise InputError(f'seconds_per_epoch is {seconds_per_epoch!r}, expected a time above 0')
-    strategy, shape = as_strategy(strategy), Shape(folds, epochs, n_trials)
+    strategy, shape = as_strategy(strategy), StudySize(folds, epochs, n_trials)
     strategy.check(shape)
     first = next((e for e in range(1, epochs) if strategy.asks(0, e, shape)), epochs if type(strategy).between is not Strategy.between else folds * epochs)
     whole = min(n_trials, getattr(strategy, 'sized', lambda s: strategy)(shape).first or 0) if hasattr(strategy, 'first') else 0

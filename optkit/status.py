@@ -292,7 +292,7 @@ def _batch(hw, model, max_length, asked, compute):
            f'{size(takes["weights"])} for {shape["weights"] / 1e6:.0f}M weights, {size(takes["training"])} to train '
            f'{shape["trained"] / 1e6:.0f}M, {size(takes["activations"])} of activations; about {fits[way]} rows fit')
     if config.adapter and compute != 'fp32' and not hasattr(model, 'parameters'): why += '; frozen weights in 16 bits, so load the model in them'
-    if sum(takes.values()) > total:
+    if sum(takes.values()) > total or not fits[way]: # beside the tenth that `rows_that_fit` leaves free
         more = ('' if config.adapter else ", adapter='lora'") + ('' if way == 'full' else ", checkpointing='full'")
         raise InputError(f'{hw.gpu.name}: this does not fit ({why}); take fewer or shorter rows{more}')
     twice = 'checkpointing computes the forward pass twice, 8 instead of 6 FLOPs a weight and token'

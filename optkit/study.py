@@ -23,7 +23,7 @@ from .base import InputError, seconds_of
 from .metrics import signed
 from .trainer import Trainer
 from .folds import check_folds, strata_of, stratified_folds
-from .strategies import as_strategy, default_sampler, History, Shape, Strategy
+from .strategies import as_strategy, default_sampler, History, StudySize, Strategy
 from .storage import is_dead, Place, read_once, silent, stored_at_once, worker_id
 from .space import as_space, course_of, ended, FORMAT, Space, spent, study_settings, TrainerRunner
 
@@ -33,7 +33,7 @@ class Plan:
     "A search that can begin: every argument checked"
     runner: Callable
     space: Space
-    shape: Shape # trials: how many were asked for, or None
+    shape: StudySize # trials: how many were asked for, or None
     strategy: Strategy
     directions: tuple[str, ...]
     n_trials: int | None
@@ -70,7 +70,7 @@ def make_plan(runner_or_trainer, space, n_trials, budget, folds, epochs, strateg
     for params in space.samples if hasattr(runner, 'check') else (): runner.check(params)
     epochs = _epochs_of(runner, epochs, space)
     _check_first(first, space)
-    with silent(): strategy, shape = as_strategy(strategy), Shape(folds, epochs, n_trials, seed)
+    with silent(): strategy, shape = as_strategy(strategy), StudySize(folds, epochs, n_trials, seed)
     if len(directions) > 1:
         if type(strategy) is not Strategy and strategy.name != 'racing': raise InputError(f'strategy {strategy.name!r} compares one objective; with several, use none')
         strategy = Strategy()
@@ -129,7 +129,7 @@ def open_or_make_study(plan: Plan, place: Place) -> optuna.Study:
     before, begun = study_settings(study), any(t.state != TrialState.WAITING for t in study.get_trials(deepcopy=False)) # trials may wait in a study that somebody made for this search
     settings = before or plan.settings()
     study.set_user_attr('optkit', settings) # written again, so that a storage that can only be read is seen
-    if plan.shape.seed != settings['seed']: plan.shape = Shape(plan.shape.folds, plan.shape.epochs, plan.shape.trials, settings['seed']) # a study keeps its first seed
+    if plan.shape.seed != settings['seed']: plan.shape = StudySize(plan.shape.folds, plan.shape.epochs, plan.shape.trials, settings['seed']) # a study keeps its first seed
     if isinstance(metric := getattr(plan.runner, 'metric', None), str) and study.user_attrs.get('metric') != metric: study.set_user_attr('metric', metric) # its name, so that a loss is shown as it is
     used = [*study.user_attrs.get('strategies', [])]
     if repr(plan.strategy) not in used[-1:]: study.set_user_attr('strategies', used + [repr(plan.strategy)])
@@ -255,7 +255,7 @@ class Search:
     def _expect(self):
         "With a budget only, the number of trials is a guess: what their mean cost so far allows"
         cost = [spent(t)['seconds'] for t in self.looked if ended(t)]
-        if cost and sum(cost): self.shape = Shape(self.shape.folds, self.shape.epochs, max(len(cost), round(self.plan.budget / (sum(cost) / len(cost)))), self.shape.seed)
+        if cost and sum(cost): self.shape = StudySize(self.shape.folds, self.shape.epochs, max(len(cost), round(self.plan.budget / (sum(cost) / len(cost)))), self.shape.seed)
 
 # %% ../nbs/54_study.ipynb #e3d69fd6
 @patch

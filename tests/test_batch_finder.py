@@ -100,7 +100,7 @@ CURVES = {'line': lambda n: G + n * 2**20 * 20, 'steep': lambda n: 2 * G + n * 7
 
 
 @pytest.fixture
-def quick(monkeypatch): monkeypatch.setattr('optkit.batch_finder._free', lambda: None)  # collecting garbage takes 50 ms
+def quick(monkeypatch): monkeypatch.setattr('optkit.batch_finder._release_memory', lambda: None)  # collecting garbage takes 50 ms
 
 
 STRAIGHT = ('line', 'steep', 'flat start', 'flat then steep', 'blocks of 2 MB', 'tiny')

@@ -46,7 +46,7 @@ from optkit.steps import batch_of, LAYOUTS, MicroBatch, steps
 from optkit.store import with_labels
 from optkit.models import check_tokens, example_model, load_model, load_tokenizer, model_length, settle_config
 from optkit.engine import Engine
-from optkit.sizes import training_flops
+from optkit.sizes import plan_batch, training_flops
 from optkit.fast import fast_problem, FastEngine
 from optkit.folds import check_folds, check_parts, hold_out, stratified_folds
 from optkit.base import Choice
@@ -161,8 +161,8 @@ def save_base(family, folder, end=None):
 def store(): return tokenise(example_table(36), word_tokenizer(), 32, progress=False)
 
 
-def logits_of(model, store):
-    with torch.no_grad(): return model.eval()(**batch_of(store, np.arange(8), 32)[0]).logits
+def logits_of(model, store, rows=8):
+    with torch.no_grad(): return model.eval()(**batch_of(store, np.arange(rows), 32)[0]).logits
 
 
 def loaded_logits(base, folder, store, seed, classes=2):
@@ -181,6 +181,8 @@ def test_field_saved_adapter_answers_the_same_after_loading(family, adapter, sto
     trainer.fit(np.arange(24), np.arange(24, 36))
     want, before = logits_of(trainer.engine.model, store), logits_of(load_model(base, store.classes, word_tokenizer(), seed=0), store)
     for seed in (1, 2): assert torch.allclose(loaded_logits(base, tmp_path / 'run' / 'model', store, seed), want, atol=1e-5)
+    folder = AutoModelForSequenceClassification.from_pretrained(tmp_path / 'run' / 'model')  # as pipeline() loads it
+    assert torch.allclose(logits_of(folder, store), want, atol=1e-5)
     assert (want - before).abs().max() > 1e-3, 'training changed the answers'
     settings = peft.PeftConfig.from_pretrained(tmp_path / 'run' / 'model')
     whole = new_layers(load_model(base, store.classes, word_tokenizer()))
@@ -780,7 +782,7 @@ print(time.monotonic() - start)
     *lines, seconds = found.stdout.splitlines()
     assert lines == [why.format('tokenizer'), why.format('sequence classifier'), '2', '2'], found.stdout + found.stderr
     assert found.stderr.splitlines() == [f'optkit {door}: {why.format("tokenizer")}' for door in ('tune', 'train')]
-    assert float(seconds) < 10
+    assert float(seconds) < 10 * max(1, os.getloadavg()[0] / os.cpu_count()) # a loaded machine takes longer to import
     assert not (tmp_path / 'run').exists()
 
 
@@ -1953,3 +1955,144 @@ def test_field_a_ladder_counts_padding_apart():
     assert found['mfu'] == pytest.approx(training_flops(model, store.lengths) / 2e9)
     assert found['padded_tokens_per_s']['p50'] == 8 * 64 and found['samples_per_s']['p50'] == 8
     assert found['tokens_per_s']['p20'] + found['tokens_per_s']['p80'] == pytest.approx(real)
+
+
+# Review after the merge
+
+@pytest.mark.parametrize('family, labels, classes, adapter', [
+    ('Bert', 'named', ('neg', 'pos'), 'lora'), ('Bert', 'named', ('neg', 'neu', 'pos'), 'dora'),
+    ('Llama', 'numbers', ('a', 'b', 'c'), 'lora'), ('DebertaV2', 'numbers', ('a', 'b'), 'dora')])
+def test_field_folder_of_an_adapter_answers_with_its_own_labels_and_padding(family, labels, classes, adapter, tmp_path):
+    "A base with other labels, in another order, padding with another token and on the other side"
+    known = dict(id2label={0: 'pos', 1: 'neu', 2: 'neg'}, label2id=dict(pos=0, neu=1, neg=2)) if labels == 'named' else {}
+    tokenizer = tokenizer_with('[SEP]', model_max_length=10**30, padding_side='left')
+    base = saved(tmp_path / 'base', model_of(family, **known), tokenizer)
+    job = job_of_of_configs(tmp_path, base, table_file(tmp_path, classes), train=(f'adapter={adapter}', 'adapter_rank=2'))
+    job.run()
+    folder, texts = str(tmp_path / 'run' / 'model'), job.table.texts[:4]
+    store = store_of(job.tokenizer, ['a', 'b'] * 2, texts=texts, longest=16)
+    want = torch.softmax(job.engine.predict(store, np.arange(4)), 1)
+    answers = pipeline('text-classification', folder, top_k=None)(texts, batch_size=4)
+    given = [[{p['label']: p['score'] for p in row}[c] for c in job.table.classes] for row in answers]
+    assert torch.allclose(torch.tensor(given), want, atol=1e-5)
+    model, cut = (kind.from_pretrained(folder) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
+    assert (model.config.pad_token_id, cut.model_max_length, cut.padding_side) == (3, 16, 'right')
+    assert model.config.problem_type == 'single_label_classification'
+    with torch.no_grad(): logits = model.eval()(**cut(texts, return_tensors='pt', padding=True)).logits
+    assert torch.allclose(torch.softmax(logits, 1), want, atol=1e-5)
+    below = AutoModelForSequenceClassification.from_pretrained(base, num_labels=len(classes),
+                                                               ignore_mismatched_sizes=True)
+    below.config.pad_token_id = 3
+    logits = logits_of(peft.PeftModel.from_pretrained(below, folder), store, 4)
+    assert torch.allclose(torch.softmax(logits, 1), want, atol=1e-5)
+    with pytest.raises(InputError, match='holds an adapter; load its base, or a model that peft has merged'):
+        load_model(folder, classes)
+
+
+@pytest.mark.parametrize('labels, problem', [
+    (([1., -100.], [0., 1.]), None), (([1., 2.], [0., 1.]), None), ((0, 1), 'multi_label_classification'),
+    ((1e39, 1.), 'regression'), ((1., float('-inf')), 'regression')])
+def test_field_labels_that_no_loss_can_learn_are_refused(labels, problem, tmp_path):
+    "-100 in a row of several labels gave a loss below 0, which training then followed"
+    rows = [dict(tokenizer_with()(t), labels=labels[n % 2]) for n, t in enumerate(texts_of())]
+    model = model_of('Bert', num_labels=1 if problem == 'regression' else 2, problem_type=problem)
+    wanted = 'finite numbers, as many in each row' + (', from 0 to 1' if problem != 'regression' else '')
+    with pytest.raises(InputError, match=rf'row [12] has the label .*, expected {wanted}'):
+        from_hf(their_trainer_of_configs(tmp_path, model, rows, tokenizer_with()), HERE)
+    if problem == 'regression':
+        with pytest.raises(InputError, match='labels of regression are'):
+            with_labels(store_of(tokenizer_with()), np.resize(labels, 40), 'regression')
+
+
+@pytest.mark.parametrize('fast', [False, True])
+def test_field_engine_without_a_trainer_checks_ids_and_pads_with_the_token_of_the_rows(fast, tmp_path):
+    "As in `predict`, `plan_batch` and `step`, which a user may call alone"
+    _, tokenizer, data = unknown_token(tmp_path)
+    store = tokenise(table_from(data), tokenizer, 16, progress=False)
+    engine = make_engine(example_model(), replace(CPU, fast=fast), HERE)
+    with pytest.raises(InputError, match='token 204, but .* knows 204 tokens'): engine.predict(store, np.arange(8))
+    rows = store_of(tokenizer_with('[SEP]'))
+    for family, pad in (('Llama', None), ('Llama', 1), ('GPT2', None)):
+        found = [make_engine(model_of(family, pad_token_id=p), replace(CPU, fast=fast), HERE) for p in (pad, 3)]
+        losses = [(engine.reset(), engine.step(rows, [MicroBatch(np.arange(8), 48)]).item())[1] for engine in found]
+        assert losses[0] == losses[1] and found[0].model.config.pad_token_id == 3
+        other = make_engine(model_of(family, pad_token_id=pad), replace(CPU, fast=fast), HERE)
+        alone, _ = alone_and_together(model_of(family, pad_token_id=3), rows)
+        assert torch.allclose(other.predict(rows, np.arange(8)), alone[:8], atol=1e-5)
+        assert plan_batch(make_engine(model_of(family, pad_token_id=pad), CPU, HERE), rows, 8).physical == 8
+
+
+def test_field_token_classifier_of_another_order_is_refused_with_what_helps():
+    names = ('O', 'B', 'I')
+    model = transformers.BertForTokenClassification(transformers.BertConfig(**BERT, id2label=dict(enumerate(names))))
+    texts = [t.split() for t in texts_of()]
+    labels = [[names[(n + k) % 3] for k in range(len(t))] for n, t in enumerate(texts)]
+    made = lambda labels: tokenise(table_from(dict(text=texts, label=labels), task='tokens'), tokenizer_with(), 48,
+                                   progress=False)
+    with pytest.raises(InputError, match='B, I, O, but .* has O, B, I in this order; give the labels as the numbers'):
+        Trainer(make_engine(model, CPU, HERE), made(labels), CPU)
+    numbered = made([[str(names.index(l)) for l in row] for row in labels])
+    Trainer(make_engine(model, CPU, HERE), numbered, CPU).fit(np.arange(32), np.arange(32, 40))
+    assert tuple(model.config.id2label.values()) == names
+
+
+def test_field_adapter_on_a_model_of_experts_is_loaded_from_its_folder(store, tmp_path):
+    "Several weights of a module under adapters, one around the other"
+    torch.manual_seed(5)
+    config = transformers.MixtralConfig(**GROUPED, num_local_experts=2)
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path / 'base')
+    model = load_model(str(tmp_path / 'base'), store.classes, word_tokenizer())
+    trainer = Trainer(make_engine(model, ADAPTER, HERE), store, ADAPTER, folder=tmp_path / 'run')
+    trainer.fit(np.arange(24), np.arange(24, 36))
+    want = logits_of(trainer.engine.model, store)
+    folder = AutoModelForSequenceClassification.from_pretrained(tmp_path / 'run' / 'model')
+    assert torch.allclose(logits_of(folder, store), want, atol=1e-5)
+    assert torch.allclose(loaded_logits(str(tmp_path / 'base'), tmp_path / 'run' / 'model', store, 1), want, atol=1e-5)
+
+
+@pytest.mark.parametrize('family, more', [
+    ('FNet', {}), ('ConvBert', dict(embedding_size=32)), ('Nystromformer', {}), ('MPNet', {})])
+def test_field_model_whose_answers_depend_on_the_padding_is_warned_of(family, more):
+    config = getattr(transformers, f'{family}Config')(**BERT | more)
+    torch.manual_seed(0)
+    model = getattr(transformers, f'{family}ForSequenceClassification')(config)
+    with torch.no_grad():
+        for p in model.parameters(): p.add_(torch.randn_like(p) * .1)
+    store = store_of(tokenizer_with())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        settle_config(model, store)
+    alone, together = alone_and_together(model, store)
+    differ = bool((alone - together).abs().max() > 1e-4)
+    assert differ == (family != 'MPNet') == any('reads the padding of a row' in str(w.message) for w in said)
+
+
+@pytest.mark.parametrize('adapter', ['lora', 'dora'])
+def test_field_preset_of_which_no_row_fits_is_refused(adapter):
+    "The reason said that about 0 rows fit, and the preset took one"
+    config = transformers.LlamaConfig(**LLAMA)
+    with pytest.raises(InputError, match='T4: this does not fit .*about 0 rows fit'):
+        preset_of('t4', model=config, max_length=1024, adapter=adapter)
+    assert preset_of('l4', model=config, max_length=1024, adapter=adapter).physical_batch > 1
+
+
+@pytest.mark.parametrize('kind', ['embeddings', 'tokens', 'named', 'two', 'ia3'])
+def test_field_adapters_of_the_user_of_any_kind_are_saved_for_peft(kind, store, tmp_path):
+    "The base is written beside those that transformers loads with it; the others are as peft saves them"
+    base, name = save_base('bert', tmp_path / 'base', 'ForSequenceClassification'), 'mine' if kind == 'named' else 'default'
+    settings = dict(task_type='SEQ_CLS', target_modules=['query', 'word_embeddings'] if kind == 'embeddings' else ['query'])
+    if kind == 'tokens': settings['trainable_token_indices'] = dict(word_embeddings=[5, 6])
+    if kind == 'ia3': config = peft.IA3Config(feedforward_modules=[], **settings)
+    else: config = peft.LoraConfig(r=2, **settings)
+    model = peft.get_peft_model(AutoModelForSequenceClassification.from_pretrained(base), config, adapter_name=name)
+    if kind == 'two': model.add_adapter('second', peft.LoraConfig(r=2, **settings))
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad: p.add_(.1)
+    save_model(model, tmp_path / 'model')
+    where = tmp_path / 'model' / (name if kind == 'named' else '')
+    assert torch.allclose(loaded_logits(base, where, store, 1), logits_of(model, store), atol=1e-5)
+    assert (tmp_path / 'model' / 'config.json').exists() == (kind == 'embeddings')
+    if kind == 'embeddings':
+        folder = AutoModelForSequenceClassification.from_pretrained(tmp_path / 'model')
+        assert torch.allclose(logits_of(folder, store), logits_of(model, store), atol=1e-5)

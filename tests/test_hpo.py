@@ -1245,8 +1245,8 @@ def test_what_only_optuna_can_tell_is_left_to_it(values, state, pruner):
 @pytest.mark.parametrize('values, state', [(.5, None), (None, TrialState.PRUNED)])
 def test_a_trial_of_hyperband_is_told_at_once_within_its_bracket(values, state):
     from optkit.hpo import tell_at_once
-    from optkit.strategies import Hyperband, Shape
-    shape = Shape(2, 9, 40, 0)
+    from optkit.strategies import Hyperband, StudySize
+    shape = StudySize(2, 9, 40, 0)
     study = optuna.create_study(direction='maximize', pruner=Hyperband().pruner(shape))
     heard = []
     study.sampler.after_trial = lambda study, trial, state, values: heard.append((type(study).__name__, getattr(study, '_bracket_id', None), state, values))

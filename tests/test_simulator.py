@@ -11,7 +11,7 @@ from optkit.hpo import tune
 from optkit.simulator import (
     interval, main, NOISY, RecordedCurves, replay, run_table, simulate, summarise_table, SyntheticCurves,
     taskset_curves, taskset_table)
-from optkit.strategies import Course, Racing, Shape
+from optkit.strategies import Course, Racing, StudySize
 
 TASKSET = Path(__file__).resolve().parents[1].parent / 'shared' / 'data' / 'taskset'
 GOOD = dict(lr=4e-5, batch=64, weight_decay=.03, warmup=.1, dropout=.14, smoothing=.08)
@@ -223,10 +223,10 @@ def test_a_replay_changes_nothing_and_counts_what_would_have_run():
 def test_a_replay_of_a_raced_study_does_not_invent_folds():
     trials = recorded()
     cut = [t if t.number % 3 else Course(t.number, t.curves[:1]) for t in trials]
-    found = replay(cut, 'none', Shape(3, 20, 50))
+    found = replay(cut, 'none', StudySize(3, 20, 50))
     assert found.epochs_then == found.epochs and found.stopped == 0
     half = Course(99); half.curves = [[.1, .2]]  # cut short in its first fold
-    assert replay([*trials, half], 'none', Shape(3, 20, 51)).epochs_then == replay(trials, 'none', Shape(3, 20, 51)).epochs_then + 2
+    assert replay([*trials, half], 'none', StudySize(3, 20, 51)).epochs_then == replay(trials, 'none', StudySize(3, 20, 51)).epochs_then + 2
 
 
 def test_a_replay_needs_something():

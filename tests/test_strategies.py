@@ -10,7 +10,7 @@ from optkit.base import InputError
 from optkit.strategies import (
     as_strategy, Asha, Course, default_sampler, draw, epoch_verdict, fold_verdict, follow, halving_verdict, History,
     Hyperband, local_prediction, progress_features, PrunerStrategy, Racing, Reports, residual_sigma, SeededTPE,
-    Shape, sigma_of_good, STRATEGIES, Strategy, told_value, Verdict, Wilcoxon)
+    StudySize, sigma_of_good, STRATEGIES, Strategy, told_value, Verdict, Wilcoxon)
 
 
 @pytest.fixture(autouse=True)
@@ -134,12 +134,12 @@ def test_a_later_fold_is_judged_with_the_folds_before_it():
 
 
 def test_few_trials_with_few_folds_are_looked_at_in_later_folds():
-    rule, asked = Racing(), lambda rule, fold, *shape: [e for e in range(1, 31) if rule.asks(fold, e, Shape(*shape))]
+    rule, asked = Racing(), lambda rule, fold, *shape: [e for e in range(1, 31) if rule.asks(fold, e, StudySize(*shape))]
     assert asked(rule, 1, 3, 30, 60) == asked(rule, 2, 3, 30, 119) == [6, 11, 18]
     assert not any(asked(rule, 1, folds, 30, n) for folds, n in ((3, 59), (3, 120), (4, 60), (5, 400))) and asked(Racing(later=(.5,)), 1, 5, 30, 400) == [15] and not asked(Racing(later=()), 1, 3, 30, 60)
     exempt = Course(2, [[.5] * 30, [.1] * 6])
     exempt.done = 1
-    assert rule.within(exempt, history(folds=3), Shape(3, 30, 60)).stop  # only the first fold is needed whole
+    assert rule.within(exempt, history(folds=3), StudySize(3, 30, 60)).stop  # only the first fold is needed whole
     with pytest.raises(InputError, match='later is'): Racing(later=(1.,))
     assert not any(asked(Racing(checkpoints=()), fold, 3, 30, 60) for fold in range(3)) and asked(Racing(checkpoints=(), later=(.5,)), 1, 3, 30, 60) == [15]  # only between folds, unless later ones are asked for
     for wrong in (dict(checkpoints=None), dict(checkpoints=.5), dict(later=.5)):
@@ -161,28 +161,28 @@ def history(n=30, folds=5, epochs=30, seed=0):
 
 @given(st.integers(1, 500), st.integers(1, 200))
 def test_checkpoints_lie_inside_the_fold(trials, epochs):
-    shape, rule = Shape(5, epochs, trials), Racing()
+    shape, rule = StudySize(5, epochs, trials), Racing()
     asked = [e for e in range(1, epochs + 1) if rule.asks(0, e, shape)]
     assert len(asked) <= 3 and all(e < epochs for e in asked) and not any(rule.asks(1, e, shape) for e in range(1, epochs + 1)) and (epochs == 1 or asked)
     assert rule.limit(Course(0), shape) == epochs and 1 <= rule.limit(Course(0, [[.1] * epochs]), shape) <= epochs
 
 
 def test_counts_shrink_for_small_studies():
-    sizes = [Racing().sized(Shape(5, 100, n)) for n in (3, 12, 40, 59, 60, 400, None)]
-    assert [s.first for s in sizes] == [3, 4, 13, 19, 20, 20, 20] and [s.risk for s in sizes] == [.05] * 4 + [.1] * 3 and Racing().sized(Shape(3, 30, 60)).risk == .2
+    sizes = [Racing().sized(StudySize(5, 100, n)) for n in (3, 12, 40, 59, 60, 400, None)]
+    assert [s.first for s in sizes] == [3, 4, 13, 19, 20, 20, 20] and [s.risk for s in sizes] == [.05] * 4 + [.1] * 3 and Racing().sized(StudySize(3, 30, 60)).risk == .2
     assert all(3 <= s.least_complete <= 5 and 8 <= s.comparators <= 15 for s in sizes)
-    assert Racing(first=2, risk=.2).sized(Shape(5, 100, 400)).first == 2
+    assert Racing(first=2, risk=.2).sized(StudySize(5, 100, 400)).first == 2
 
 
 def test_who_finishes_the_first_fold():
     rule = Racing()
-    for n, first in ((3, 3), (12, 4), (30, 10), (400, 20)): assert all(rule.exempt(i, Shape(5, 100, n)) for i in range(first))
-    later = [rule.exempt(i, Shape(5, 100, 400, s)) for s in range(20) for i in range(20, 400)]
+    for n, first in ((3, 3), (12, 4), (30, 10), (400, 20)): assert all(rule.exempt(i, StudySize(5, 100, n)) for i in range(first))
+    later = [rule.exempt(i, StudySize(5, 100, 400, s)) for s in range(20) for i in range(20, 400)]
     assert .035 < np.mean(later) < .065
 
 
 def test_the_searched_epochs_are_not_compared_within_a_fold():
-    assert not Racing().within(Course(99, comparable=False), history(), Shape(5, 30, 400)).stop
+    assert not Racing().within(Course(99, comparable=False), history(), StudySize(5, 30, 400)).stop
     found = History()
     found.add(Course(0, [[.1, .2]], comparable=False), True)
     assert not found.finishers and len(found.complete) == 1
@@ -204,12 +204,12 @@ def test_the_best_third_goes_on():
 
 @pytest.mark.parametrize('epochs, eta, count', [(243, 3, 6), (81, 3, 5), (100, 3, 5), (64, 4, 4), (1000, 10, 4), (2, 3, 1), (125, 5, 4)])
 def test_brackets_are_counted_in_whole_numbers(epochs, eta, count):  # optuna/optuna#5678
-    rule, shape = Hyperband(eta=eta), Shape(5, epochs, 100)
+    rule, shape = Hyperband(eta=eta), StudySize(5, epochs, 100)
     assert len(rule.brackets(shape)) == count == len({rule.bracket(n, shape) for n in range(20000)})
 
 
 def test_brackets_do_not_depend_on_the_name_and_the_sampler_sees_them():
-    rule, shape, seen = Hyperband(), Shape(5, 100, 40, 3), []
+    rule, shape, seen = Hyperband(), StudySize(5, 100, 40, 3), []
     for name in ('one', 'another'):
         study = optuna.create_study(study_name=name, pruner=rule.pruner(shape), sampler=optuna.samplers.RandomSampler(seed=0))
         for _ in range(40): study.tell(study.ask(), 0.)
@@ -220,7 +220,7 @@ def test_brackets_do_not_depend_on_the_name_and_the_sampler_sees_them():
 
 
 def test_hyperband_lets_the_first_trials_run_and_waits_for_patience():
-    shape, rule = Shape(5, 100, 40), Hyperband(first=30)
+    shape, rule = StudySize(5, 100, 40), Hyperband(first=30)
     bracket = next(n for n in range(30, 999) if rule.bracket(n, shape) == 0)
     past = History()
     for n in range(9): past.add(Course(next(m for m in range(1000 * n, 10**6) if rule.bracket(m, shape) == 0), [[.9] * 9]), False)
@@ -234,7 +234,7 @@ def test_hyperband_lets_the_first_trials_run_and_waits_for_patience():
 @pytest.mark.parametrize('rule', [Asha(eta=3, low=1), Hyperband()], ids=['asha', 'hyperband'])
 def test_a_rung_compares_with_what_others_had_there(rule):
     "Not with where they ended, nor with their last value before it, nor with those that never came so far"
-    shape = Shape(2, 30, 40)
+    shape = StudySize(2, 30, 40)
     numbers = iter(n for n in range(999) if rule.name == 'asha' or rule.bracket(n, shape) == 0)
     past, course = History(), Course(next(numbers))
     for curve in ([.1, .3, .2, .4, .9, .9], [.1, .2, .2, .95], [.99], [.1, .1, .25, .3]):
@@ -246,7 +246,7 @@ def test_a_rung_compares_with_what_others_had_there(rule):
 
 
 def test_a_bracket_is_compared_with_itself():
-    rule, shape = Hyperband(), Shape(2, 30, 40)
+    rule, shape = Hyperband(), StudySize(2, 30, 40)
     of = lambda bracket, start: next(n for n in range(start, 9999) if rule.bracket(n, shape) == bracket)
     past, course = History(), Course(of(0, 0), comparable=True)
     past.add(Course(of(1, 0), [[.9] * 9]), False)
@@ -260,13 +260,13 @@ def test_a_bracket_is_compared_with_itself():
 def test_later_folds_run_a_quarter_longer_than_the_first_needed(best, epochs):
     "1.25 times the best epoch and 5% of 30 epochs, rounded up; not more than a fold"
     course = Course(0, [np.where(np.arange(1, 31) == best, .9, .5)])
-    assert Racing().limit(course, Shape(5, 30, 100)) == epochs == min(30, math.ceil(1.25 * best + 1.5))
+    assert Racing().limit(course, StudySize(5, 30, 100)) == epochs == min(30, math.ceil(1.25 * best + 1.5))
 
 
 @pytest.mark.parametrize('patience, stops', [(None, True), (3, True), (4, True), (5, False)])
 def test_patience_counts_the_epochs_after_the_best_one(patience, stops):
     "Nine epochs, the fifth is the best: four without a better value"
-    shape, rule, past = Shape(2, 30, 40), Hyperband(patience=patience), History()
+    shape, rule, past = StudySize(2, 30, 40), Hyperband(patience=patience), History()
     number, other = [n for n in range(200) if rule.bracket(n, shape) == 0][:2]
     past.add(Course(other, [[.9] * 9]), False)
     course = Course(number)
@@ -276,7 +276,7 @@ def test_patience_counts_the_epochs_after_the_best_one(patience, stops):
 
 @pytest.mark.parametrize('name', ['asha', 'hyperband', 'reports'])
 def test_halving_needs_the_epochs(name):
-    with pytest.raises(InputError, match=f"strategy '{name}' needs epochs"): as_strategy(name).check(Shape(5, None, 10))
+    with pytest.raises(InputError, match=f"strategy '{name}' needs epochs"): as_strategy(name).check(StudySize(5, None, 10))
 
 
 # --- Wilcoxon
@@ -286,9 +286,9 @@ def test_wilcoxon_over_five_folds_cannot_act_before_the_fourth():
     past = History()
     past.add(Course(0, [[.9], [.91], [.92], [.93], [.94]]), True)
     worse = [[.5], [.52], [.49], [.47]]
-    assert [Wilcoxon().between(Course(1, worse[:k]), past, Shape(5, 1)).stop for k in (1, 2, 3, 4)] == [False, False, False, True]
+    assert [Wilcoxon().between(Course(1, worse[:k]), past, StudySize(5, 1)).stop for k in (1, 2, 3, 4)] == [False, False, False, True]
     assert wilcoxon(np.array([.5, .52, .49]) - [.9, .91, .92], alternative='less').pvalue == pytest.approx(.125)
-    assert not Wilcoxon().between(Course(1, [[.95], [.96], [.97], [.98]]), past, Shape(5, 1)).stop
+    assert not Wilcoxon().between(Course(1, [[.95], [.96], [.97], [.98]]), past, StudySize(5, 1)).stop
 
 
 # --- pruners of Optuna
@@ -296,7 +296,7 @@ def test_wilcoxon_over_five_folds_cannot_act_before_the_fourth():
 def test_the_reports_lose_every_fold_but_the_first():
     course = Course(0, [[.1, .2, .3], [.5, .6]])
     course.curves.append([.9])
-    shape = Shape(5, 3)
+    shape = StudySize(5, 3)
     nop = optuna.pruners.NopPruner()
     assert PrunerStrategy(nop, 'epoch').seen(course, shape) == {1: .1, 2: .2, 3: .3}
     assert PrunerStrategy(nop, 'first').seen(course, shape) == {1: .1, 2: .2, 3: .3}
@@ -306,7 +306,7 @@ def test_the_reports_lose_every_fold_but_the_first():
 
 def test_a_pruner_decides_as_it_would_in_optuna():
     "The same values given to Optuna's own should_prune"
-    rng, shape = np.random.default_rng(0), Shape(1, 20, 30)
+    rng, shape = np.random.default_rng(0), StudySize(1, 20, 30)
     data = rng.random((30, 1)) + np.cumsum(rng.normal(0, .05, (30, 20)), 1)
     def stops(ours):
         study = optuna.create_study(direction='maximize', pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=2))
@@ -343,7 +343,7 @@ def test_the_names():
 
 @pytest.mark.parametrize('name', ['none', 'hyperband', 'asha', 'wilcoxon', 'racing'])
 def test_a_verdict_is_repeatable_and_leaves_what_it_saw_alone(name):
-    rule, past, shape = as_strategy(name), history(), Shape(5, 30, 60)
+    rule, past, shape = as_strategy(name), history(), StudySize(5, 30, 60)
     course = Course(77, [[.2] * 30])
     before = [list(c) for c in course.curves], past.table.tolist(), len(past.first)
     verdicts = [[rule.between(course, past, shape) for _ in range(2)]]
@@ -367,9 +367,9 @@ def test_follow_stops_where_it_is_told():
         def asks(self, fold, epoch, shape): return epoch == 3
         def within(self, course, history, shape, asked=None): return Verdict(course.done == 1, 'third of the second fold')
     seen, course = [], Course(0)
-    verdict = follow(Third(), course, History(), Shape(3, 5), lambda f: [.1] * 5, on_value=lambda *a: seen.append(a[:2]), on_fold=lambda c: seen.append(c.done))
+    verdict = follow(Third(), course, History(), StudySize(3, 5), lambda f: [.1] * 5, on_value=lambda *a: seen.append(a[:2]), on_fold=lambda c: seen.append(c.done))
     assert verdict.reason.startswith('third') and (course.done, [len(c) for c in course.curves]) == (1, [5, 3]) and seen[5] == 1 and seen[-1] == (1, 3)
-    with pytest.raises(InputError, match='gave no value in fold 0'): follow(Strategy(), Course(0), History(), Shape(3), lambda f: [])
+    with pytest.raises(InputError, match='gave no value in fold 0'): follow(Strategy(), Course(0), History(), StudySize(3), lambda f: [])
 
 
 def test_the_same_seed_on_each_worker_draws_differently():  # optuna/optuna#4714
@@ -392,4 +392,4 @@ def test_a_fold_that_its_limit_ends_is_not_judged_by_epochs_that_will_not_run():
         def limit(self, course, shape): return 6 if course.done else shape.epochs
         def asks(self, fold, epoch, shape): return fold == 1 and epoch == 6
         def within(self, *_): return Verdict(True, 'asked')
-    assert follow(Asking(), Course(0), History(), Shape(3, 10), lambda fold: iter([.5] * 10)) is None
+    assert follow(Asking(), Course(0), History(), StudySize(3, 10), lambda fold: iter([.5] * 10)) is None

@@ -78,7 +78,8 @@ def test_what_is_saved_loads_with_peft_alone_and_resumes(store, tmp_path):
     again = Trainer(make_engine(example_model(), c, HERE), store, c, folder=tmp_path)
     found = again.fit(TRAIN, VALID, resume=True)
     assert [e.train_loss for e in found.history] == [e.train_loss for e in want.history] and all(torch.equal(v, again.engine.state()[k]) for k, v in whole.engine.state().items())
-    assert {p.name for p in (tmp_path / 'model').iterdir()} >= {'adapter_config.json', 'adapter_model.safetensors'} and not (tmp_path / 'model' / 'model.safetensors').exists()
+    there = {p.name for p in (tmp_path / 'model').iterdir()}  # with the base: pipeline() reads labels and padding there
+    assert there >= {'adapter_config.json', 'adapter_model.safetensors', 'config.json', 'model.safetensors'}
     plain = peft.PeftModel.from_pretrained(example_model(), tmp_path / 'model').eval()
     inputs, _ = batch_of(store, VALID, 48)
     with torch.no_grad(): assert torch.allclose(plain(**inputs).logits, again.engine.predict(store, VALID), atol=1e-5)

@@ -228,6 +228,7 @@ def test_predictions_and_metrics_of_each_task(task, on_device):
 @pytest.mark.parametrize('task', TASKS)
 def test_a_pass_crosses_to_the_host_once(task, monkeypatch):
     store, engine = store_of(task), make_engine(model_of(task), BASE, HERE)
+    engine.predict(store, np.arange(2))  # the first pass over a store looks at its ids
     crossed, real = [], torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, 'cpu', lambda self, *a, **k: (crossed.append(self.shape), real(self, *a, **k))[1])
     for name in ('item', 'tolist', 'nonzero'): monkeypatch.setattr(torch.Tensor, name, lambda self, *a, name=name: pytest.fail(f'{name} waits for the device'))

@@ -213,7 +213,7 @@ def test_a_study_is_read_and_not_written_to(study):
     assert len(rows) == 24 and {r['state'] for r in rows} <= {'complete', 'stopped'} and '24 of 40 trials' in view.words() and 'forecast: 24 trials' in view.words()
     best = view.best()
     assert best['value'] == max(r['value'] for r in rows if r['state'] == 'complete') and f"trial {best['number']}" in view.words() and len(best['folds']) == 3
-    assert set(view.known[1]) == {'lr', 'weight_decay'} and sum(view.known[1].values()) == pytest.approx(1)
+    assert set(view.importance) == {'lr', 'weight_decay'} and sum(view.importance.values()) == pytest.approx(1)
 
 
 def test_nothing_mattered_where_all_values_are_alike(tmp_path, recwarn):
