@@ -6,7 +6,7 @@
 __all__ = ['OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_optimizer', 'choose_checkpointing',
            'set_checkpointing', 'Engine', 'step_weight', 'packing', 'attention_of', 'attentions_had']
 
-# %% ../nbs/33_engine.ipynb #46e41cb4
+# %% ../nbs/33_engine.ipynb #79ff7927
 import weakref
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +22,7 @@ from .table import IGNORED
 from .store import TokenStore
 from .steps import Batch, batch_of, is_cut, Layout, MicroBatch, packed_of, row_numbers, step_of
 from .batch_finder import is_out_of_memory, preserved
-from .models import check_tokens, first_line
+from .models import set_padding, check_tokens, first_line
 from .packing import NOT_PACKED, Packing, packing_problem
 
 # %% ../nbs/33_engine.ipynb #7fe1a863
@@ -331,8 +331,11 @@ def step(self: Engine,
 
 @patch
 def _check(self: Engine, store):
-    "`check_tokens`, once a store"
-    if store not in self.checked: check_tokens(self.model, store); self.checked.add(store)
+    "`check_tokens`, and the store's padding id into the model, once a store"
+    if store in self.checked: return
+    check_tokens(self.model, store)
+    set_padding(self.model, store.pad_id)
+    self.checked.add(store)
 
 @patch
 def _backward(self: Engine, store, micro, weight):
@@ -473,6 +476,7 @@ def predict(self: Engine,
 ) -> torch.Tensor: # float32: logits [rows, classes] or [targets, classes]; for `causal` loss and hit [targets, 2]
     "Outputs of rows, in their order, under the moving average of the weights where there is one"
     rows = np.asarray(rows)
+    self._check(store)
     order = np.argsort(store.lengths[rows], kind='stable')
     self.model.eval()
     out = []

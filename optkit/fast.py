@@ -618,6 +618,7 @@ def _build_forward(self: FastEngine, shape, store, call, placed):
 def predict(self: FastEngine, store: TokenStore, rows: np.ndarray, batch: int = 64, on_device: bool = True): # as of `Engine.predict`
     "Outputs of rows, in their order, see `Engine.predict`"
     rows = np.asarray(rows)
+    self._check(store)
     if not self.reason and len(rows) and self.forward_in_places and store.targets is None and isinstance(self.call_for(store), PlacedPacking):
         try: return self._predict_in_places(store, rows, on_device)
         except Exception as exc: # as in training: with a note, the plain way
