@@ -42,6 +42,7 @@ def _decay_groups(model, weight_decay):
     plain = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
     return [dict(params=decay, weight_decay=weight_decay), dict(params=plain, weight_decay=0.)]
 
+# %% ../nbs/33_engine.ipynb #aa1ca23f
 def make_optimizer(
     model, # its weights that train
     kind: str = 'adamw', # one of `OPTIMIZERS`
@@ -72,11 +73,13 @@ def choose_checkpointing(
     if not fits.get(mode, 0): raise MemoryError('not even one row fits with gradient checkpointing; shorten the rows, or take adapters or a smaller model')
     return Choice(mode, f'{fits[mode]} rows fit at once, with no mode {wanted} do')
 
+# %% ../nbs/33_engine.ipynb #f2cf59fd
 def _kept(dropout):
     ops = torch.ops.aten
     return [op.default for op in (ops.mm, ops.addmm, ops.bmm, ops.baddbmm)] + ([] if dropout else [op.default for op in (
         ops._scaled_dot_product_flash_attention, ops._scaled_dot_product_efficient_attention, ops._scaled_dot_product_cudnn_attention, ops._scaled_dot_product_flash_attention_for_cpu)])
 
+# %% ../nbs/33_engine.ipynb #96d8bdaf
 def set_checkpointing(
     model, # of transformers
     mode: str # one of `CHECKPOINTING`
@@ -100,6 +103,7 @@ def _votes(ranks):
 
 def _quantised(model): return getattr(model, 'is_quantized', False) or getattr(model, 'hf_quantizer', None) is not None
 
+# %% ../nbs/33_engine.ipynb #28650f59
 class Engine:
     "A model, its optimizer and a snapshot of its start; built once, reset for every fold and trial"
     layout = Layout() # how `step` cuts rows; a `Trainer` sets that of its configuration
@@ -160,6 +164,7 @@ def drop_partial_state(engine):
     if engine.scaler: engine.scaler = engine.precision.make_scaler()
     engine.updating = False
 
+# %% ../nbs/33_engine.ipynb #f1a19e11
 @torch.no_grad()
 def _make_state(engine):
     "The optimizer's state before the first step, so that no later step allocates it: an update with gradients and rates of 0 changes no weight"
@@ -177,6 +182,7 @@ def _make_state(engine):
         for s in engine.optimizer.state.values():
             if 'step' in s: s['step'] = s['step'] * 0
 
+# %% ../nbs/33_engine.ipynb #a8b3e988
 def _put(group, name, value):
     if isinstance(group[name], torch.Tensor): group[name].fill_(value) # an optimizer that takes tensors keeps their addresses
     else: group[name] = value
@@ -209,6 +215,7 @@ def reset(self: Engine,
     self.best = None
     torch.manual_seed(seed)
 
+# %% ../nbs/33_engine.ipynb #d63922e4
 @patch
 def set(self: Engine,
     lr: float | None = None, weight_decay: float | None = None, # None, here and below: as it is
@@ -256,6 +263,7 @@ def _summed(task, logits, labels, label_smoothing, weights=None, reduction='sum'
     if task == 'multilabel': return F.binary_cross_entropy_with_logits(logits, labels, reduction=reduction, pos_weight=weights)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), weights, reduction=reduction, label_smoothing=label_smoothing, ignore_index=IGNORED)
 
+# %% ../nbs/33_engine.ipynb #f47aba98
 def _loss(engine, store, micro, weight_of_step):
     inputs, labels = _batch(engine, store, micro)
     with engine.precision.autocast(): logits = _logits(engine, store, inputs)
@@ -271,6 +279,7 @@ def _weight_sums(store, class_weights):
     each = weights[np.where(labels == IGNORED, len(weights) - 1, labels)]
     return each if store.targets is None else np.add.reduceat(each, np.concatenate([[0], np.cumsum(store.lengths)[:-1]]))
 
+# %% ../nbs/33_engine.ipynb #f65d6638
 def step_weight(
     store: TokenStore,
     step: np.ndarray | list[MicroBatch], # one optimizer step; a `Step` knows the rows of all ranks
@@ -293,6 +302,7 @@ def cut(self: Engine,
     ranks = () if self.ranks is None else (torch.distributed.get_rank(self.ranks), torch.distributed.get_world_size(self.ranks))
     return step_of(store, row_numbers(store, step), self.layout, *ranks)
 
+# %% ../nbs/33_engine.ipynb #ea8e1ac8
 @patch
 def halve(self: Engine,
     store: TokenStore, rows: np.ndarray, # of the step that did not fit
@@ -305,6 +315,7 @@ def halve(self: Engine,
     self.layout = self.fitted[self.layout.name, store.max_length] = choice.value
     return choice
 
+# %% ../nbs/33_engine.ipynb #11875e58
 @patch
 def own_cut(self: Engine) -> Choice | None: # None: steps are cut by `layout`
     "Rows at once of an engine that cuts steps its own way, and reads only their rows"
@@ -329,6 +340,7 @@ def step(self: Engine,
         self.updating = False
     return total
 
+# %% ../nbs/33_engine.ipynb #50dfc97a
 @patch
 def _check(self: Engine, store):
     "`check_tokens`, and the store's padding id into the model, once a store"
@@ -337,6 +349,7 @@ def _check(self: Engine, store):
     set_padding(self.model, store.pad_id)
     self.checked.add(store)
 
+# %% ../nbs/33_engine.ipynb #f330ac78
 @patch
 def _backward(self: Engine, store, micro, weight):
     total = torch.zeros((), device=self.device)
@@ -349,6 +362,7 @@ def _backward(self: Engine, store, micro, weight):
         total += loss.detach()
     return total
 
+# %% ../nbs/33_engine.ipynb #a63c79c6
 @patch
 def _keep_gradients(self: Engine):
     "Move gradients out of the memory of the compiler's CUDA graphs, where the next replay would overwrite them; once, since later ones are added to the copies"
@@ -373,6 +387,7 @@ def _update(self: Engine):
     if self.average is not None and not self.skipped: self._follow(self.ema)
     self._clear_gradients(self.zero_grad_none and not self.gradients_kept)
 
+# %% ../nbs/33_engine.ipynb #f480bf7b
 @patch
 def _clear_gradients(self: Engine, drop: bool = True):
     "Gradients of the next step begin at 0; dropped ones are allocated anew"
@@ -409,6 +424,7 @@ def _backward_of_all(self: Engine, store, micro, weight):
         for t, part in zip(tensors, flat.split([t.numel() for t in tensors])): t.copy_(part.view_as(t))
     return total
 
+# %% ../nbs/33_engine.ipynb #c2e7260d
 @patch
 def _agree(self: Engine, failed):
     "Raise on every rank what one of them met: the others would wait for its gradients"
@@ -419,6 +435,7 @@ def _agree(self: Engine, failed):
     if failed is not None: raise failed
     raise torch.OutOfMemoryError('out of memory on another rank') if worst.item() == 1 else RuntimeError('another rank failed, see its message')
 
+# %% ../nbs/33_engine.ipynb #e4a51af4
 @patch(as_prop=True)
 def host_weights(self: Engine):
     "The class weights in host memory: asked for once a value, not once a step"
@@ -453,6 +470,7 @@ def _target_places(labels, count):
     "Flat places of the first `count` targets of padded labels, in order; sorting instead of counting, since a count would wait for the device"
     return torch.argsort((labels.flatten() == IGNORED).to(torch.uint8), stable=True)[:count]
 
+# %% ../nbs/33_engine.ipynb #136af748
 def _outputs(engine, store, part, pad_to):
     "What a pass keeps of a batch: logits of rows or of tokens with a target; for `causal` the loss of each target and whether its token was the likeliest"
     inputs, labels = batch_of(store, part, pad_to)
@@ -466,6 +484,7 @@ def _outputs(engine, store, part, pad_to):
     aims = labels.flatten()[places].long()
     return torch.stack([F.cross_entropy(found, aims, reduction='none'), (found.argmax(1) == aims).float()], 1)
 
+# %% ../nbs/33_engine.ipynb #b2baa8ac
 @patch
 @torch.no_grad()
 def predict(self: Engine,
@@ -515,6 +534,7 @@ def averaged(self: Engine):
     finally:
         for n, p in self._trained(): p.copy_(own[n])
 
+# %% ../nbs/33_engine.ipynb #985a59f5
 @patch
 def keep_best(self: Engine):
     "Remember the weights as they are"
@@ -544,6 +564,7 @@ def _optimizer_parts(engine):
         for key, value in engine.optimizer.state.get(p, {}).items(): found.update(_plain_parts(f'optimizer.{n}.{key}', value))
     return found
 
+# %% ../nbs/33_engine.ipynb #2f2cbcaa
 @patch
 def state(self: Engine,
     best: bool = True # with the remembered weights
@@ -603,6 +624,7 @@ def plainly(self: Engine):
     "Steps inside are those of this class, on rows that are padded as a micro-batch says"
     yield self
 
+# %% ../nbs/33_engine.ipynb #3f2b35ad
 def attention_of(
     engine: Engine, store: TokenStore, # on any device
     rows: int = 2 # of the step

@@ -30,6 +30,7 @@ def _part(array, at, p):
     "A tensor like `p` on the memory of `array`; no view, whose base the compiler would look at for each weight"
     return array.new_empty(0).set_(array.untyped_storage(), at, p.shape, torch.empty(p.shape, device='meta').stride())
 
+# %% ../nbs/37_fast.ipynb #3a0e3a71
 class FlatAdamW(torch.optim.AdamW):
     "AdamW over arrays that hold all weights of a group; learning rate, clipping and the count of steps are on the device"
     def __init__(self, groups):
@@ -61,6 +62,7 @@ def numbers(self: FlatAdamW): # of each group
     "What a captured update holds as numbers"
     return tuple((g['weight_decay'], *g['betas'], g['eps']) for g in self.param_groups)
 
+# %% ../nbs/37_fast.ipynb #49391eb4
 @patch
 @torch.no_grad()
 def step(self: FlatAdamW, closure=None):
@@ -89,6 +91,7 @@ def zero_grad(self: FlatAdamW, set_to_none: bool = True):
     "Clear the gradients, which stay where they are"
     for flat in self.flat: flat['g'].zero_()
 
+# %% ../nbs/37_fast.ipynb #41bbcbf1
 @patch
 def load_state_dict(self: FlatAdamW, state_dict):
     "Take a state over in place"
@@ -113,6 +116,7 @@ def fast_problem(
         if bad: return why
     return ''
 
+# %% ../nbs/37_fast.ipynb #3ef33568
 def end_to_end_problem(
     kinds: set, # of attention, see `attention_kind`
     device: str, capability: tuple[int, int] | None, # of the GPU
@@ -125,6 +129,7 @@ def end_to_end_problem(
         if bad: return why
     return ''
 
+# %% ../nbs/37_fast.ipynb #e45fd7a9
 def padded_shapes(
     lengths: np.ndarray, # tokens of each row of the data
     rows: int, # of a micro-batch at most
@@ -186,6 +191,7 @@ def _update_now(self: FastEngine):
     self.optimizer.step()
     if self.average is not None: self._follow(self.ema)
 
+# %% ../nbs/37_fast.ipynb #9da3230b
 @patch
 def _capture_update(self: FastEngine, before=0):
     self._update_graph, self._captured = self._capture(self._update_now, before), self.optimizer.numbers
@@ -213,6 +219,7 @@ def set(self: FastEngine, **values):
         self.built.clear() # built with the former array
     self.weights.copy_(self.class_weights) if self.class_weights is not None else self.weights.fill_(1.)
 
+# %% ../nbs/37_fast.ipynb #8071f7fe
 @patch
 def reset(self: FastEngine, *args, rows: int = 0, **values):
     "As `Engine.reset`; `rows`: of a full step of what follows, so that its shapes do not hang on which step comes first"
@@ -264,6 +271,7 @@ def _any_rows(forward, lengths=False):
         return forward(self, hidden, mask, *args, **kwargs)
     return call
 
+# %% ../nbs/37_fast.ipynb #481a77e1
 @patch
 def _compiled_slot(self: FastEngine, cls):
     key = cls, self._attention_by
@@ -288,6 +296,7 @@ def _compiled_for(self: FastEngine, cls, call):
         self.compiled[own] = _any_tokens(compiled) if not own and self.dynamic else compiled
     return self.compiled[own]
 
+# %% ../nbs/37_fast.ipynb #47e4ccef
 @patch
 @contextmanager
 def _switched(self: FastEngine, call, compiled=True):
@@ -320,6 +329,7 @@ def _after_failure(device, graph, pool):
     with suppress(RuntimeError, AttributeError): torch._C._cuda_endAllocateToPool(torch.cuda.current_device() if device.index is None else device.index, pool)
     with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode='thread_local'): torch.zeros(1, device=device) # one that succeeds takes the generator out
 
+# %% ../nbs/37_fast.ipynb #29eb24f7
 @patch
 def _capture(self: FastEngine, work, before=2):
     "A CUDA graph of `work`, which runs so many times before; the random state is put back"
@@ -360,6 +370,7 @@ def _work(self: FastEngine, static, call):
     self.total += loss.detach()
     if isinstance(call, PlacedPacking): call.places.on = False
 
+# %% ../nbs/37_fast.ipynb #3ed462eb
 @patch
 def _build(self: FastEngine, shape, store, call, placed, weight):
     "What runs a shape: its inputs and a function without arguments"
@@ -409,6 +420,7 @@ def _said(exc) -> str:
     said = next((l for l in lines if re.match(r'[\w.]*(Error|Exception): ', l)), lines[-1]) if 'TorchScript interpreter' in lines[0] else lines[0]
     return f'{name}: {said.strip().removeprefix(f"{name}: ")[:200]}'
 
+# %% ../nbs/37_fast.ipynb #c7996d5e
 @patch
 def call_for(self: FastEngine, store: TokenStore):
     "How the model is called on this store's rows: `PlacedPacking`, or the model itself on padded rows"
@@ -483,6 +495,7 @@ def _ready(self: FastEngine, store, rows, weight):
         gc.collect() # behind the `except`: the exception is gone
         if self.device.type == 'cuda': torch.cuda.empty_cache()
 
+# %% ../nbs/37_fast.ipynb #3aba2fc4
 @patch
 def _fewer_rows(self: FastEngine) -> bool: # whether there was more than one row
     "Half as many rows at once, with a note; shapes that hold more are given up"
@@ -494,6 +507,7 @@ def _fewer_rows(self: FastEngine) -> bool: # whether there was more than one row
     self.notes.append(f'at most {self.at_once} rows at once: out of memory above')
     return True
 
+# %% ../nbs/37_fast.ipynb #8ef85bab
 @patch
 def halve(self: FastEngine,
     store: TokenStore, rows: np.ndarray, why: str, longest: int # as of `Engine.halve`
@@ -505,12 +519,14 @@ def halve(self: FastEngine,
     gc.collect() # the shapes that were given up
     return Choice(Layout(rows=self.at_once), f'{why}: shapes of at most {self.at_once} rows')
 
+# %% ../nbs/37_fast.ipynb #4a714e34
 @patch
 def own_cut(self: FastEngine) -> Choice | None: # see `Engine.own_cut`
     "Rows at once, where steps are not plain"
     return None if self.reason else Choice(
         self.at_once, 'the fast engine cuts each step into shapes of its own, and takes fewer rows where one does not fit')
 
+# %% ../nbs/37_fast.ipynb #f844e538
 @patch
 def _lower(self: FastEngine, exc) -> bool: # whether there is something to try
     "After a failure to build: fewer rows at once, or no compiler where it is what failed, or no graphs, or no compiler, with a note"
@@ -548,6 +564,7 @@ def step(self: FastEngine,
     self.updating = False
     return self.total.clone()
 
+# %% ../nbs/37_fast.ipynb #d3d0527a
 @patch
 def own_attention(self: FastEngine, store: TokenStore) -> Choice | None: # see `Engine.own_attention`
     "Attention in places or end to end, where rows go that way"
@@ -627,6 +644,7 @@ def predict(self: FastEngine, store: TokenStore, rows: np.ndarray, batch: int = 
             self.notes.append(f'evaluation is plain: {_said(exc)}')
     return Engine.predict(self, store, rows, batch, on_device)
 
+# %% ../nbs/37_fast.ipynb #91f6ff0f
 @patch
 def _predict_in_places(self: FastEngine, store, rows, on_device):
     call, out = self.call_for(store), []
@@ -644,6 +662,7 @@ def _predict_in_places(self: FastEngine, store, rows, on_device):
     self.model.train()
     return _in_order(out, on_device)
 
+# %% ../nbs/37_fast.ipynb #f4304e89
 def _in_order(found, on_device):
     "Outputs of parts of parts, in the order of their rows: (places in a part, outputs, rows of the part), all of a part one after the other"
     order, at, seen = [], 0, 0
