@@ -132,7 +132,7 @@ class Ours:
         while count:
             micro = next(self.plan, None)
             if micro is None or sum(len(m.rows) for m in micro) < ROWS:
-                self.plan = iter(list(steps(self.store, np.arange(len(self.store)), ROWS, 0, self.epoch, self.layout, self.physical)))
+                self.plan = iter(list(steps(self.store, np.arange(len(self.store)), ROWS, seed=0, epoch=self.epoch, layout=self.layout, physical=self.physical)))
                 self.epoch += 1
                 continue
             self.engine.step(self.store, micro)

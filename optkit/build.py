@@ -39,6 +39,7 @@ def _topmost(module, names, path=''):
     if at and own and (own <= names or any(f'{path}{n}' in names for n in module._parameters)): return [at]
     return [found for name, child in module.named_children() for found in _topmost(child, names, f'{path}{name}.')]
 
+# %% ../nbs/44_build.ipynb #b9eb41a4
 def new_layers(
     model # of transformers
 ) -> list[str]: # names of modules; empty for a causal language model whose checkpoint is whole
@@ -75,6 +76,7 @@ def with_adapter(
             why = str(exc).splitlines()[0][:200]
             raise InputError(f'no {config.adapter} adapter for {type(model).__name__}: {why}') from None
 
+# %% ../nbs/44_build.ipynb #094101bb
 def _check_adapter(model):
     "The model; a warning where it is under an adapter that leaves out what the base checkpoint does not hold"
     frozen = {n for n, p in model.named_parameters() if not p.requires_grad and '.original_module.' not in n}
@@ -120,8 +122,7 @@ def plan_sizes(
 ) -> tuple[TrainConfig, list, object]: # with sizes; decisions, each (what, `Choice`); the `BatchPlan` of training, if one was measured
     "Measure the sizes that a configuration leaves open; the engine stays as it was"
     c, effective, plan, decisions = config, effective or config.effective_batch, None, []
-    if isinstance(engine, FastEngine) and not engine.reason:
-        return c, [('physical batch', Choice(engine.at_once, 'the fast engine cuts each step into shapes of its own, and takes fewer rows where one does not fit'))], None
+    if own := engine.own_cut(): return c, [('physical batch', own)], None
     if c.layout == 'packed' and c.max_tokens is None:
         longest = int(store.lengths.max())
         most = max(-(-longest // 64) * 64, min(2**18 if engine.device.type == 'cuda' else 4096, -(-effective * longest // 64) * 64)) # no step holds more
@@ -140,6 +141,7 @@ def plan_sizes(
     decisions.append(('rows at once in evaluation', Choice(found.physical, f'forward only, {found.reason}')))
     return replace(c, eval_batch=found.physical), decisions, plan
 
+# %% ../nbs/44_build.ipynb #647eeb42
 def _rows_by_length(engine, store, plan, effective, headroom, limit):
     "A table of rows for shorter lengths, where a step of the longest rows has to be cut"
     if plan.accumulation == 1: return Choice(None, f'a whole step of {plan.effective} of the longest rows fits')

@@ -20,7 +20,7 @@ from .base import Choice, InputError, moved
 from .precision import attention_ran, import_problem, model_attentions, model_facts, Precision, tf32_set
 from .table import IGNORED
 from .store import TokenStore
-from .steps import Batch, batch_of, MicroBatch, packed_of
+from .steps import Batch, batch_of, is_cut, Layout, MicroBatch, packed_of, row_numbers, step_of
 from .batch_finder import is_out_of_memory, preserved
 from .models import set_padding, check_tokens, first_line
 from .packing import NOT_PACKED, Packing, packing_problem
@@ -33,15 +33,18 @@ def choose_8bit(
     torchao: str, bitsandbytes: str # why the package cannot be imported; empty: it can
 ) -> Choice: # 'torchao' or 'bitsandbytes'
     "The package of the 8-bit optimizer, with the reason. Raises `ValueError` where there is none."
-    if not bitsandbytes and device == 'cuda': return Choice('bitsandbytes', 'one kernel a step for all weights, without compiling')
+    if not bitsandbytes and device == 'cuda':
+        return Choice('bitsandbytes', 'one kernel a step for all weights, without compiling')
     if not torchao: return Choice('torchao', f'bitsandbytes: {bitsandbytes or "needs a GPU"}')
-    raise ValueError(f'adamw_8bit was asked for, but neither package can be used (bitsandbytes: {bitsandbytes or "needs a GPU"}; torchao: {torchao}); install one, or take adamw')
+    why = f'bitsandbytes: {bitsandbytes or "needs a GPU"}; torchao: {torchao}'
+    raise ValueError(f'adamw_8bit was asked for, but neither package can be used ({why}); install one, or take adamw')
 
 def _decay_groups(model, weight_decay):
     decay = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
     plain = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
     return [dict(params=decay, weight_decay=weight_decay), dict(params=plain, weight_decay=0.)]
 
+# %% ../nbs/33_engine.ipynb #aa1ca23f
 def make_optimizer(
     model, # its weights that train
     kind: str = 'adamw', # one of `OPTIMIZERS`
@@ -52,7 +55,8 @@ def make_optimizer(
     if kind not in OPTIMIZERS: raise ValueError(f'optimizer is {kind!r}, expected one of {OPTIMIZERS}')
     groups = _decay_groups(model, .01)
     if kind == 'adamw': return torch.optim.AdamW(groups, lr=1e-4, **(dict(fused=True) if fused else dict(foreach=True)))
-    if choose_8bit(device, import_problem('torchao'), import_problem('bitsandbytes')).value == 'bitsandbytes': from bitsandbytes.optim import AdamW8bit
+    package = choose_8bit(device, import_problem('torchao'), import_problem('bitsandbytes')).value
+    if package == 'bitsandbytes': from bitsandbytes.optim import AdamW8bit
     else: from torchao.optim import AdamW8bit
     return AdamW8bit(groups, lr=1e-4)
 
@@ -67,16 +71,24 @@ def choose_checkpointing(
     "The mode that costs least and lets enough rows through. Raises `MemoryError` where not even one row fits."
     wanted = min(enough, effective)
     for mode in CHECKPOINTING:
-        if fits.get(mode, 0) >= wanted: return Choice(mode, f'{fits[mode]} rows fit at once' + ('' if mode == 'off' else f', without it {fits.get("off", 0)}'))
+        if fits.get(mode, 0) < wanted: continue
+        without = '' if mode == 'off' else f', without it {fits.get("off", 0)}'
+        return Choice(mode, f'{fits[mode]} rows fit at once{without}')
     mode = max(CHECKPOINTING, key=lambda m: fits.get(m, 0))
-    if not fits.get(mode, 0): raise MemoryError('not even one row fits with gradient checkpointing; shorten the rows, or take adapters or a smaller model')
+    if not fits.get(mode, 0):
+        raise MemoryError('not even one row fits with gradient checkpointing; '
+                          'shorten the rows, or take adapters or a smaller model')
     return Choice(mode, f'{fits[mode]} rows fit at once, with no mode {wanted} do')
 
+# %% ../nbs/33_engine.ipynb #f2cf59fd
 def _kept(dropout):
     ops = torch.ops.aten
-    return [op.default for op in (ops.mm, ops.addmm, ops.bmm, ops.baddbmm)] + ([] if dropout else [op.default for op in (
-        ops._scaled_dot_product_flash_attention, ops._scaled_dot_product_efficient_attention, ops._scaled_dot_product_cudnn_attention, ops._scaled_dot_product_flash_attention_for_cpu)])
+    products = ops.mm, ops.addmm, ops.bmm, ops.baddbmm
+    attention = (ops._scaled_dot_product_flash_attention, ops._scaled_dot_product_efficient_attention,
+                 ops._scaled_dot_product_cudnn_attention, ops._scaled_dot_product_flash_attention_for_cpu)
+    return [op.default for op in (products if dropout else products + attention)]
 
+# %% ../nbs/33_engine.ipynb #96d8bdaf
 def set_checkpointing(
     model, # of transformers
     mode: str # one of `CHECKPOINTING`
@@ -84,24 +96,34 @@ def set_checkpointing(
     "Switch gradient checkpointing of a model. Raises `InputError` for a model that has none."
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
     if mode not in CHECKPOINTING: raise ValueError(f'checkpointing is {mode!r}, expected one of {CHECKPOINTING}')
-    named = lambda what: next((f for f in (getattr(model, f'{kind}_checkpointing_{what}', None) for kind in ('activation', 'gradient')) if f), None)
+    names = 'activation_checkpointing', 'gradient_checkpointing'
+    named = lambda what: next(filter(None, (getattr(model, f'{name}_{what}', None) for name in names)), None)
     if mode == 'off':
         if any(getattr(m, 'gradient_checkpointing', False) for m in model.modules()): named('disable')()
         return
     settings = dict(use_reentrant=False)
-    if mode == 'selective': settings['context_fn'] = partial(create_selective_checkpoint_contexts, _kept(model_facts(model)['dropout']))
+    if mode == 'selective':
+        settings['context_fn'] = partial(create_selective_checkpoint_contexts, _kept(model_facts(model)['dropout']))
     try: named('enable')(settings)
-    except (ValueError, AttributeError, TypeError) as exc: raise InputError(f'{type(model).__name__} has no gradient checkpointing ({first_line(exc)}); take off') from None
+    except (ValueError, AttributeError, TypeError) as exc:
+        why = first_line(exc)
+        raise InputError(f'{type(model).__name__} has no gradient checkpointing ({why}); take off') from None
 
 # %% ../nbs/33_engine.ipynb #d45a5667
 def _votes(ranks):
     "A group for what ranks say from the host: NCCL takes only what is on a GPU"
-    return torch.distributed.new_group(backend='gloo') if ranks is not None and torch.distributed.get_backend(ranks) == 'nccl' else ranks
+    if ranks is None or torch.distributed.get_backend(ranks) != 'nccl': return ranks
+    return torch.distributed.new_group(backend='gloo')
 
 def _quantised(model): return getattr(model, 'is_quantized', False) or getattr(model, 'hf_quantizer', None) is not None
 
+# %% ../nbs/33_engine.ipynb #28650f59
 class Engine:
     "A model, its optimizer and a snapshot of its start; built once, reset for every fold and trial"
+    layout = Layout() # how `step` cuts rows; a `Trainer` sets that of its configuration
+    reason, notes = '', () # of `FastEngine`: why its steps are plain; what it does in another way than asked for
+    peak: float | None = None # FLOP/s of the card, for MFU
+
     def __init__(self,
         model, # of transformers (or of peft around one); it is moved to the device and trained in place
         precision: Precision, # see `precision.choose_precision`
@@ -112,18 +134,24 @@ class Engine:
         label_smoothing: float = 0., # of the cross-entropy
         optimizer: str = 'adamw', # one of `OPTIMIZERS`
         checkpointing: str = 'off', # one of `CHECKPOINTING`
-        ema: float | None = None, # decay of a moving average of the weights, which is what is evaluated and kept; None: none
+        ema: float | None = None, # decay of a moving average of the weights, which is then evaluated; None: off
         ranks=None, # process group of torch.distributed whose ranks share each step; each has an engine
         votes=None # process group for what ranks tell each other from the host; None: `ranks`, or gloo beside NCCL
     ):
         quantised = _quantised(model)
         self.model = model if quantised else precision.prepare(model.to(precision.device))
         self.precision, self.device = precision, torch.device(precision.device)
-        self.zero_grad_none, self.max_grad_norm, self.label_smoothing, self.class_weights = zero_grad_none, max_grad_norm, label_smoothing, None
+        self.zero_grad_none, self.max_grad_norm = zero_grad_none, max_grad_norm
+        self.label_smoothing, self.class_weights = label_smoothing, None
         self.ranks, self.votes, self.used = ranks, votes or _votes(ranks), None
+        self.fitted: dict[tuple[str, int], Layout] = {} # by layout and `max_length`: what fitted after out of memory
+        self.packings: dict[tuple[str, int], tuple[Packing, int]] = {} # by task and `max_length`, see `packing`
+        self.micro_batches = 0 # of the last step
         set_checkpointing(self.model, checkpointing)
-        self.forward = torch.compile(self.model, mode=None if compile == 'default' else compile) if compile else self.model
-        self.replays = compile in ('reduce-overhead', 'max-autotune') and self.device.type == 'cuda' # CUDA graphs of the compiler
+        self.forward = self.model
+        if compile: self.forward = torch.compile(self.model, mode=None if compile == 'default' else compile)
+        # whether the compiler makes CUDA graphs
+        self.replays = compile in ('reduce-overhead', 'max-autotune') and self.device.type == 'cuda'
         self.gradients_kept = False # outside the memory of those graphs
         self.kind, self.optimizer = optimizer, make_optimizer(self.model, optimizer, fused, self.device.type)
         self.scaler, self.best, self.grad_norm, self.updating = precision.make_scaler(), None, None, False
@@ -133,7 +161,10 @@ class Engine:
         self.reset()
 
     def _trained(self): return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
-    def _tensors(self): return dict(self._trained()) | {f'{at}.{n}'.removeprefix('.'): b for at, m in self.model.named_modules() for n, b in m._buffers.items() if b is not None and n not in m._non_persistent_buffers_set}
+    def _tensors(self):
+        buffers = {f'{path}.{n}'.removeprefix('.'): b for path, m in self.model.named_modules()
+                   for n, b in m._buffers.items() if b is not None and n not in m._non_persistent_buffers_set}
+        return dict(self._trained()) | buffers
     def _copy(self): return {k: v.detach().clone() for k, v in self._tensors().items()}
 
 # %% ../nbs/33_engine.ipynb #c94c91c5
@@ -144,18 +175,23 @@ def _load(engine, state):
 def _check_names(engine, weights):
     own = {**engine.model.state_dict(), **engine._tensors()} # with those that do not train
     if bad := next((k for k, v in weights.items() if k not in own or own[k].shape != v.shape), None):
-        raise InputError(f"{bad} of shape {tuple(weights[bad].shape)} is no weight of this model" + (f', which has it in shape {tuple(own[bad].shape)}' if bad in own else '; names are those of model.state_dict()'))
+        remedy = '; names are those of model.state_dict()'
+        if bad in own: remedy = f', which has it in shape {tuple(own[bad].shape)}'
+        raise InputError(f'{bad} of shape {tuple(weights[bad].shape)} is no weight of this model{remedy}')
 
 def drop_partial_state(engine):
     "After a failure inside a step: no half-made optimizer state, no mark of an unscaled gradient"
     states, trained = engine.optimizer.state, sum(len(g['params']) for g in engine.optimizer.param_groups)
-    if len(states) < trained or any(len(s) < 2 for s in states.values()) or engine.kind != 'adamw' and engine.updating: states.clear()
+    partial_state = len(states) < trained or any(len(s) < 2 for s in states.values())
+    if partial_state or engine.kind != 'adamw' and engine.updating: states.clear()
     if engine.scaler: engine.scaler = engine.precision.make_scaler()
     engine.updating = False
 
+# %% ../nbs/33_engine.ipynb #f1a19e11
 @torch.no_grad()
 def _make_state(engine):
-    "The optimizer's state before the first step, so that no later step allocates it: an update with gradients and rates of 0 changes no weight"
+    """The optimizer's state before the first step, so that no later step allocates it.
+    An update with gradients and rates of 0 changes no weight."""
     kept = [(float(g['lr']), g['weight_decay']) for g in engine.optimizer.param_groups]
     try:
         for g in engine.optimizer.param_groups:
@@ -170,8 +206,9 @@ def _make_state(engine):
         for s in engine.optimizer.state.values():
             if 'step' in s: s['step'] = s['step'] * 0
 
+# %% ../nbs/33_engine.ipynb #a8b3e988
 def _put(group, name, value):
-    if isinstance(group[name], torch.Tensor): group[name].fill_(value) # an optimizer that takes tensors keeps their addresses
+    if isinstance(group[name], torch.Tensor): group[name].fill_(value) # the optimizer keeps its address
     else: group[name] = value
 
 def _empty(optimizer):
@@ -187,11 +224,15 @@ def reset(self: Engine,
     max_grad_norm: float | None = None, # None: as it is
     seed: int = 0, # of dropout; sets torch's global random state, as a plain loop does
     weights: dict | None = None, # tensors to start from, by name; None: those that the engine was built with
+    rows: int = 0, # of a full step of what follows, for engines that prepare for it
     **values # further ones of `set`
 ):
-    "Back to the starting weights with an empty optimizer state, in place. Raises `InputError` for weights that this model does not have."
+    """Back to the starting weights with an empty optimizer state, in place.
+    Raises `InputError` for weights that this model does not have."""
     _check_names(self, weights or {})
-    self.set(lr=lr, weight_decay=weight_decay, label_smoothing=label_smoothing, max_grad_norm=max_grad_norm, **{'class_weights': (), 'betas': (.9, .999), 'eps': 1e-8, **values}) # refuses before anything is reset
+    values = dict(class_weights=(), betas=(.9, .999), eps=1e-8) | values
+    self.set(lr=lr, weight_decay=weight_decay, label_smoothing=label_smoothing, max_grad_norm=max_grad_norm,
+             **values) # refuses before anything is reset
     _load(self, {**self.start, **(weights or {})})
     drop_partial_state(self)
     if self.kind == 'adamw': _empty(self.optimizer)
@@ -201,6 +242,7 @@ def reset(self: Engine,
     self.best = None
     torch.manual_seed(seed)
 
+# %% ../nbs/33_engine.ipynb #d63922e4
 @patch
 def set(self: Engine,
     lr: float | None = None, weight_decay: float | None = None, # None, here and below: as it is
@@ -210,14 +252,18 @@ def set(self: Engine,
     class_weights=None # [classes], see `TrainConfig`; (): none
 ):
     "Values of the next steps; none of them is built into the step"
-    given, head = len(() if class_weights is None else class_weights), getattr(getattr(self.model, 'config', None), 'num_labels', None)
-    if given and head and given != head: raise InputError(f'{given} class_weights for a head of {head} classes') # before anything is set
+    given = 0 if class_weights is None else len(class_weights)
+    head = getattr(getattr(self.model, 'config', None), 'num_labels', None)
+    if given and head and given != head: # before anything is set
+        raise InputError(f'{given} class_weights for a head of {head} classes')
     for name, value in dict(lr=lr, betas=betas, eps=eps).items():
         for group in self.optimizer.param_groups if value is not None else (): _put(group, name, value)
     if weight_decay is not None: self.optimizer.param_groups[0]['weight_decay'] = weight_decay
     if label_smoothing is not None: self.label_smoothing = label_smoothing
     if max_grad_norm is not None: self.max_grad_norm = max_grad_norm
-    if class_weights is not None: self.class_weights = torch.tensor(class_weights, dtype=torch.float32, device=self.device) if len(class_weights) else None
+    if class_weights is None: return
+    weights = torch.tensor(class_weights, dtype=torch.float32, device=self.device) if given else None
+    self.class_weights = weights
 
 # %% ../nbs/33_engine.ipynb #16889649
 @patch
@@ -235,19 +281,24 @@ def _follow(self: Engine, decay):
 def _batch(engine, store, micro):
     "Inputs and labels on the engine's device"
     if isinstance(micro, Batch): return micro.inputs, micro.labels
-    inputs, labels = packed_of(store, micro) if micro.offsets is not None else batch_of(store, micro.rows, micro.pad_to)
+    inputs, labels = packed_of(store, micro) if micro.offsets is not None else batch_of(store, micro.rows, micro.width)
     if labels.device.type == engine.device.type: return inputs, labels
-    return {k: v.to(engine.device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}, labels.to(engine.device)
+    move = lambda v: v.to(engine.device) if isinstance(v, torch.Tensor) else v
+    return {k: move(v) for k, v in inputs.items()}, labels.to(engine.device)
 
 def _logits(engine, store, inputs):
-    return engine.forward(**inputs).logits if 'segments' not in inputs else packing(engine, store, inputs['input_ids'].shape[1])(inputs)
+    if 'segments' not in inputs: return engine.forward(**inputs).logits
+    return packing(engine, store, inputs['input_ids'].shape[1])(inputs)
 
 def _summed(task, logits, labels, label_smoothing, weights=None, reduction='sum'):
     "Loss of all rows, or of all tokens that have a target"
     if task == 'regression': return F.mse_loss(logits.view(labels.shape), labels, reduction=reduction)
-    if task == 'multilabel': return F.binary_cross_entropy_with_logits(logits, labels, reduction=reduction, pos_weight=weights)
-    return F.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), weights, reduction=reduction, label_smoothing=label_smoothing, ignore_index=IGNORED)
+    if task == 'multilabel':
+        return F.binary_cross_entropy_with_logits(logits, labels, reduction=reduction, pos_weight=weights)
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), weights, reduction=reduction,
+                           label_smoothing=label_smoothing, ignore_index=IGNORED)
 
+# %% ../nbs/33_engine.ipynb #f47aba98
 def _loss(engine, store, micro, weight_of_step):
     inputs, labels = _batch(engine, store, micro)
     with engine.precision.autocast(): logits = _logits(engine, store, inputs)
@@ -261,37 +312,84 @@ def _weight_sums(store, class_weights):
     if store not in _HOST_LABELS: _HOST_LABELS[store] = store.labels.cpu().numpy()
     labels, weights = _HOST_LABELS[store], np.append(np.asarray(class_weights, dtype=np.float64), 0.)
     each = weights[np.where(labels == IGNORED, len(weights) - 1, labels)]
-    return each if store.targets is None else np.add.reduceat(each, np.concatenate([[0], np.cumsum(store.lengths)[:-1]]))
+    if store.targets is None: return each
+    return np.add.reduceat(each, np.concatenate([[0], np.cumsum(store.lengths)[:-1]]))
 
+# %% ../nbs/33_engine.ipynb #f65d6638
 def step_weight(
     store: TokenStore,
-    micro: list[MicroBatch], # one optimizer step; a `data.Step` knows the rows of all ranks
+    step: np.ndarray | list[MicroBatch], # one optimizer step; a `Step` knows the rows of all ranks
     class_weights=None # [classes], in host memory
 ) -> float: # rows (times classes or numbers), or tokens that have a target, or their weights
     "What the loss of a step is divided by; more than 0"
-    rows = getattr(micro, 'rows', None)
-    if rows is None: rows = np.concatenate([m.rows for m in micro]) if len(micro) else np.array([], dtype=int)
-    if class_weights is not None and store.task != 'multilabel': return float(_weight_sums(store, class_weights)[rows].sum()) or 1.
+    rows = getattr(step, 'rows', step)
+    if is_cut(rows): rows = np.concatenate([m.rows for m in rows]) if len(rows) else np.array([], dtype=int)
+    if class_weights is not None and store.task != 'multilabel':
+        return float(_weight_sums(store, class_weights)[rows].sum()) or 1.
     return max(1, store.weight(rows) * (store.labels.shape[1] if store.labels.ndim > 1 else 1))
+
+# %% ../nbs/33_engine.ipynb #e4a51af4
+@patch(as_prop=True)
+def host_weights(self: Engine):
+    "The class weights in host memory: asked for once a value, not once a step"
+    if self.class_weights is None: return None
+    if getattr(self, '_host_weights', (None,))[0] is not self.class_weights:
+        self._host_weights = self.class_weights, self.class_weights.cpu().numpy()
+    return self._host_weights[1]
 
 # %% ../nbs/33_engine.ipynb #144e1f89
 @patch
+def cut(self: Engine,
+    store: TokenStore,
+    step: np.ndarray | list[MicroBatch] # rows of the optimizer step on all ranks; micro-batches stay as they are
+) -> list[MicroBatch]: # of this rank
+    "The micro-batches of a step, by the engine's `layout`"
+    if is_cut(step): return step
+    rows, rank, ranks = row_numbers(store, step), 0, 1
+    if self.ranks is not None:
+        rank, ranks = torch.distributed.get_rank(self.ranks), torch.distributed.get_world_size(self.ranks)
+    return step_of(store, rows, self.layout, rank, ranks)
+
+# %% ../nbs/33_engine.ipynb #ea8e1ac8
+@patch
+def halve(self: Engine,
+    store: TokenStore, rows: np.ndarray, # of the step that did not fit
+    why: str, # what the device said
+    longest: int # tokens of the longest row to train on
+) -> Choice: # the smaller layout, which the engine then has
+    "Smaller micro-batches from now on. Raises `MemoryError` when there is nothing left to halve."
+    ranks = 1 if self.ranks is None else torch.distributed.get_world_size(self.ranks)
+    choice = self.layout.sized(len(rows), store.max_length).halved(why, longest, -(-len(rows) // ranks))
+    self.layout = self.fitted[self.layout.name, store.max_length] = choice.value
+    return choice
+
+# %% ../nbs/33_engine.ipynb #11875e58
+@patch
+def own_cut(self: Engine) -> Choice | None: # None: steps are cut by `layout`
+    "Rows at once of an engine that cuts steps its own way, and reads only their rows"
+
+# %% ../nbs/33_engine.ipynb #679b26d1
+@patch
 def step(self: Engine,
-    store: TokenStore, # on the engine's device; anywhere if `micro` are `data.Batch`es
-    micro: list[MicroBatch] | list[Batch] # one optimizer step, see `data.steps` and `data.batches`
-) -> torch.Tensor: # mean loss of the step's rows, or of its targets, before the update, on the device; later steps leave it alone
+    store: TokenStore, # on the engine's device; anywhere if the step is of `Batch`es
+    step: np.ndarray | list[MicroBatch] | list[Batch] # row numbers of one optimizer step; or its parts, see `steps`
+) -> torch.Tensor: # mean loss of the step's rows or targets, before the update, on the device
     "Forward, backward, clip and update. What a failure before the update leaves can be cleared with `undo`."
     self.model.train()
     self._check(store)
+    micro = self.cut(store, step)
+    self.micro_batches = len(micro)
     if not self.optimizer.state: _make_state(self)
     weight = step_weight(store, micro, self.host_weights)
     with self.precision.applied():
-        total = self._backward(store, micro, weight) if self.ranks is None else self._backward_of_all(store, micro, weight)
+        backward = self._backward if self.ranks is None else self._backward_of_all
+        total = backward(store, micro, weight)
         self.updating = True
         self._update()
         self.updating = False
     return total
 
+# %% ../nbs/33_engine.ipynb #50dfc97a
 @patch
 def _check(self: Engine, store):
     "`check_tokens`, and the store's padding id into the model, once a store"
@@ -300,6 +398,7 @@ def _check(self: Engine, store):
     set_padding(self.model, store.pad_id)
     self.checked.add(store)
 
+# %% ../nbs/33_engine.ipynb #f330ac78
 @patch
 def _backward(self: Engine, store, micro, weight):
     total = torch.zeros((), device=self.device)
@@ -312,9 +411,11 @@ def _backward(self: Engine, store, micro, weight):
         total += loss.detach()
     return total
 
+# %% ../nbs/33_engine.ipynb #a63c79c6
 @patch
 def _keep_gradients(self: Engine):
-    "Move gradients out of the memory of the compiler's CUDA graphs, where the next replay would overwrite them; once, since later ones are added to the copies"
+    """Move gradients out of the memory of the compiler's CUDA graphs, where the next replay would overwrite them.
+    Once, since later ones are added to the copies."""
     if self.gradients_kept: return
     for _, p in self._trained():
         if p.grad is not None: p.grad = p.grad.clone()
@@ -323,19 +424,21 @@ def _keep_gradients(self: Engine):
 # %% ../nbs/33_engine.ipynb #0c63e63d
 @patch
 def _update(self: Engine):
-    scaler = self.scaler if any(p.grad is not None for g in self.optimizer.param_groups for p in g['params']) else None # it refuses the step of a rank without rows
+    params = [p for g in self.optimizer.param_groups for p in g['params']]
+    scaler = self.scaler if any(p.grad is not None for p in params) else None # it refuses a rank without rows
     if scaler: scaler.unscale_(self.optimizer)
-    if self.max_grad_norm: self.grad_norm = torch.nn.utils.clip_grad_norm_([p for g in self.optimizer.param_groups for p in g['params']], self.max_grad_norm)
+    if self.max_grad_norm: self.grad_norm = torch.nn.utils.clip_grad_norm_(params, self.max_grad_norm)
     self.skipped = False
     if scaler:
         scaler.step(self.optimizer)
-        found = scaler._found_inf_per_device(self.optimizer).values()
-        self.skipped = any(v.item() for v in found) # waits for the device: rate and average stand still with the weights
+        infinite = scaler._found_inf_per_device(self.optimizer).values()
+        self.skipped = any(v.item() for v in infinite) # a wait: rate and average stand still with the weights
         scaler.update()
     else: self.optimizer.step()
     if self.average is not None and not self.skipped: self._follow(self.ema)
     self._clear_gradients(self.zero_grad_none and not self.gradients_kept)
 
+# %% ../nbs/33_engine.ipynb #f480bf7b
 @patch
 def _clear_gradients(self: Engine, drop: bool = True):
     "Gradients of the next step begin at 0; dropped ones are allocated anew"
@@ -345,7 +448,9 @@ def _clear_gradients(self: Engine, drop: bool = True):
 @patch
 def undo(self: Engine):
     "After a failure inside a step: as before it. Raises `MemoryError` when weights may have changed already."
-    if self.updating: raise MemoryError('out of memory in the update itself, weights may have changed; take fused=True or adamw_8bit, or a smaller batch, and start from the last checkpoint')
+    if self.updating:
+        raise MemoryError('out of memory in the update itself, weights may have changed; take fused=True '
+                          'or adamw_8bit, or a smaller batch, and start from the last checkpoint')
     scale = self.scaler and self.scaler.state_dict()
     self._clear_gradients()
     drop_partial_state(self)
@@ -361,7 +466,8 @@ def _backward_of_all(self: Engine, store, micro, weight):
     self._agree(failed)
     found = {n for n, p in self._trained() if p.grad is not None}
     if found: self.used = found
-    trained = [(n, p) for n, p in self._trained() if self.used is None or n in self.used] # a rank without rows has no gradients of its own
+    # a rank without rows has no gradients of its own
+    trained = [(n, p) for n, p in self._trained() if self.used is None or n in self.used]
     for n, p in trained:
         if p.grad is None: p.grad = torch.zeros_like(p)
     groups = {}
@@ -372,6 +478,7 @@ def _backward_of_all(self: Engine, store, micro, weight):
         for t, part in zip(tensors, flat.split([t.numel() for t in tensors])): t.copy_(part.view_as(t))
     return total
 
+# %% ../nbs/33_engine.ipynb #c2e7260d
 @patch
 def _agree(self: Engine, failed):
     "Raise on every rank what one of them met: the others would wait for its gradients"
@@ -380,14 +487,8 @@ def _agree(self: Engine, failed):
     torch.distributed.all_reduce(worst, torch.distributed.ReduceOp.MAX, group=self.votes)
     if not worst.item(): return
     if failed is not None: raise failed
-    raise torch.OutOfMemoryError('out of memory on another rank') if worst.item() == 1 else RuntimeError('another rank failed, see its message')
-
-@patch(as_prop=True)
-def host_weights(self: Engine):
-    "The class weights in host memory: asked for once a value, not once a step"
-    if self.class_weights is None: return None
-    if getattr(self, '_host_weights', (None,))[0] is not self.class_weights: self._host_weights = self.class_weights, self.class_weights.cpu().numpy()
-    return self._host_weights[1]
+    if worst.item() == 1: raise torch.OutOfMemoryError('out of memory on another rank')
+    raise RuntimeError('another rank failed, see its message')
 
 # %% ../nbs/33_engine.ipynb #7f165e06
 def packing(
@@ -395,33 +496,40 @@ def packing(
     store: TokenStore, # of the training
     tokens: int = 0 # of the pack
 ) -> Packing:
-    "How the engine's model is called on packs, tried out at the first call and whenever a pack is longer than before. Raises `InputError` for a model that is not packed rightly."
-    known, key = engine.__dict__.setdefault('_packings', {}), (store.task, store.max_length)
-    call, tried = known.get(key) or (Packing(engine.model, store.task in ('tokens', 'causal')), -1)
+    """How the engine's model is called on packs, tried out at the first call and whenever a pack is longer than before.
+    Raises `InputError` for a model that is not packed rightly."""
+    key = store.task, store.max_length
+    call, tried = engine.packings.get(key) or (Packing(engine.model, store.task in ('tokens', 'causal')), -1)
     if tokens <= tried: return call
     training = engine.model.training
     engine.model.eval()
     try:
-        with torch.autocast(engine.device.type, enabled=False), tf32_set(False): problem = packing_problem(call, store, tokens)
+        with torch.autocast(engine.device.type, enabled=False), tf32_set(False):
+            problem = packing_problem(call, store, tokens)
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as exc:
         if is_out_of_memory(exc): raise
         problem = f'it takes no pack ({first_line(exc)})'
     finally: engine.model.train(training)
-    if problem: raise InputError(f"{type(engine.model).__name__} with {engine.model.config._attn_implementation} attention cannot be packed: {problem}; {NOT_PACKED}")
-    known[key] = call, tokens
+    if problem:
+        model = f'{type(engine.model).__name__} with {engine.model.config._attn_implementation} attention'
+        raise InputError(f'{model} cannot be packed: {problem}; {NOT_PACKED}')
+    engine.packings[key] = call, tokens
     return call
 
 # %% ../nbs/33_engine.ipynb #e9b2a584
 def _target_places(labels, count):
-    "Flat places of the first `count` targets of padded labels, in order; sorting instead of counting, since a count would wait for the device"
+    "Flat places of the first `count` targets of padded labels, in order; sorted, since a count waits for the device"
     return torch.argsort((labels.flatten() == IGNORED).to(torch.uint8), stable=True)[:count]
 
+# %% ../nbs/33_engine.ipynb #136af748
 def _outputs(engine, store, part, pad_to):
-    "What a pass keeps of a batch: logits of rows or of tokens with a target; for `causal` the loss of each target and whether its token was the likeliest"
+    """What a pass keeps of a batch: logits of rows or of tokens with a target.
+    For `causal` the loss of each target and whether its token was the likeliest."""
     inputs, labels = batch_of(store, part, pad_to)
     if engine.replays: torch.compiler.cudagraph_mark_step_begin()
     logits = engine.forward(**{k: v.to(engine.device) for k, v in inputs.items()}).logits
-    if store.targets is None: return logits.float().clone() if engine.replays else logits.float() # the next replay overwrites them
+    if store.targets is None: # the next replay overwrites the logits
+        return logits.float().clone() if engine.replays else logits.float()
     labels = labels.to(engine.device)
     places = _target_places(labels, int(store.targets[part].sum()))
     found = logits.flatten(0, 1)[places].float()
@@ -429,6 +537,7 @@ def _outputs(engine, store, part, pad_to):
     aims = labels.flatten()[places].long()
     return torch.stack([F.cross_entropy(found, aims, reduction='none'), (found.argmax(1) == aims).float()], 1)
 
+# %% ../nbs/33_engine.ipynb #b2baa8ac
 @patch
 @torch.no_grad()
 def predict(self: Engine,
@@ -455,7 +564,10 @@ def predict(self: Engine,
 
 # %% ../nbs/33_engine.ipynb #e71646f7
 @patch
-def answers(self: Engine, store: TokenStore, rows: np.ndarray) -> torch.Tensor: # labels of what `predict` gives, on the store's device
+def answers(self: Engine,
+    store: TokenStore,
+    rows: np.ndarray # row numbers
+) -> torch.Tensor: # labels of what `predict` gives, on the store's device
     "Labels of rows, or of their tokens that have a target"
     rows = np.asarray(rows)
     if store.targets is None: return store.labels[torch.as_tensor(rows, device=store.labels.device)]
@@ -478,6 +590,7 @@ def averaged(self: Engine):
     finally:
         for n, p in self._trained(): p.copy_(own[n])
 
+# %% ../nbs/33_engine.ipynb #985a59f5
 @patch
 def keep_best(self: Engine):
     "Remember the weights as they are"
@@ -496,17 +609,21 @@ def restore_best(self: Engine):
 # %% ../nbs/33_engine.ipynb #93dd3346
 def _plain_parts(name, value):
     "A tensor by name, or the inner tensors of one that is a shell around them (quantised states)"
-    if not isinstance(value, torch.Tensor): return {name: torch.tensor(value, dtype=torch.float64)} if isinstance(value, (int, float)) else {}
+    if not isinstance(value, torch.Tensor):
+        return {name: torch.tensor(value, dtype=torch.float64)} if isinstance(value, (int, float)) else {}
     if type(value) in (torch.Tensor, torch.nn.Parameter): return {name: value.detach()}
-    return {k: v for inner in value.__tensor_flatten__()[0] for k, v in _plain_parts(f'{name}.{inner}', getattr(value, inner)).items()}
+    parts = (_plain_parts(f'{name}.{inner}', getattr(value, inner)) for inner in value.__tensor_flatten__()[0])
+    return {k: v for part in parts for k, v in part.items()}
 
 def _optimizer_parts(engine):
     order = [p for g in engine.optimizer.param_groups for p in g['params']]
     found = {}
     for n, p in enumerate(order):
-        for key, value in engine.optimizer.state.get(p, {}).items(): found.update(_plain_parts(f'optimizer.{n}.{key}', value))
+        for key, value in engine.optimizer.state.get(p, {}).items():
+            found.update(_plain_parts(f'optimizer.{n}.{key}', value))
     return found
 
+# %% ../nbs/33_engine.ipynb #2f2cbcaa
 @patch
 def state(self: Engine,
     best: bool = True # with the remembered weights
@@ -515,7 +632,8 @@ def state(self: Engine,
     found = {f'model.{k}': v.detach() for k, v in self._tensors().items()} | _optimizer_parts(self)
     if self.average is not None: found |= {f'average.{k}': v for k, v in self.average.items()}
     if best and self.best is not None: found |= {f'best.{k}': v for k, v in self.best.items()}
-    return found | ({} if self.scaler is None else {f'scaler.{k}': torch.tensor(float(v), dtype=torch.float64) for k, v in self.scaler.state_dict().items()})
+    scaler = {} if self.scaler is None else self.scaler.state_dict()
+    return found | {f'scaler.{k}': torch.tensor(float(v), dtype=torch.float64) for k, v in scaler.items()}
 
 # %% ../nbs/33_engine.ipynb #5fab611d
 @patch
@@ -531,14 +649,20 @@ def load_state(self: Engine,
     own = self.state()
     for name, value in state.items():
         if name.startswith('scaler.'): continue
-        if name not in own or own[name].shape != value.shape: raise InputError(f'{name} of shape {tuple(value.shape)} has no place in this engine; the state is of another model or optimizer')
-    if lost := next((k for k in own if k not in state and not k.startswith(('best.', 'optimizer.'))), None): raise InputError(f'the state lacks {lost}; it is of another model')
+        if name not in own or own[name].shape != value.shape:
+            raise InputError(f'{name} of shape {tuple(value.shape)} has no place in this engine; '
+                             'the state is of another model or optimizer')
+    lost = next((k for k in own if k not in state and not k.startswith(('best.', 'optimizer.'))), None)
+    if lost: raise InputError(f'the state lacks {lost}; it is of another model')
     for name, value in state.items():
         if not name.startswith('scaler.'): own[name].copy_(value)
     for n, p in enumerate(p for g in self.optimizer.param_groups for p in g['params']):
         for key, value in self.optimizer.state.get(p, {}).items():
-            if isinstance(value, (int, float)): self.optimizer.state[p][key] = type(value)(state[f'optimizer.{n}.{key}'].item())
-    if self.scaler: self.scaler.load_state_dict({k: type(v)(state[f'scaler.{k}'].item()) for k, v in self.scaler.state_dict().items()})
+            if isinstance(value, (int, float)):
+                self.optimizer.state[p][key] = type(value)(state[f'optimizer.{n}.{key}'].item())
+    if not self.scaler: return
+    own = self.scaler.state_dict()
+    self.scaler.load_state_dict({k: type(v)(state[f'scaler.{k}'].item()) for k, v in own.items()})
 
 # %% ../nbs/33_engine.ipynb #186fca4f
 @patch
@@ -566,18 +690,23 @@ def plainly(self: Engine):
     "Steps inside are those of this class, on rows that are padded as a micro-batch says"
     yield self
 
+# %% ../nbs/33_engine.ipynb #3f2b35ad
 def attention_of(
     engine: Engine, store: TokenStore, # on any device
     rows: int = 2 # of the step
 ) -> Choice: # backends of torch's attention; "the model's own" where it calls none
     "Which attention really runs in a training step; afterwards everything is as before"
-    here, learnt = store.to(engine.device), np.arange(len(store)) if store.targets is None else np.flatnonzero(store.targets)
+    here = store.to(engine.device)
+    learnt = np.arange(len(store)) if store.targets is None else np.flatnonzero(store.targets)
     if known := engine.own_attention(here): return known
-    with engine.plainly(), engine.preserved(): ran = attention_ran(lambda: engine.step(here, [MicroBatch(learnt[:rows], store.max_length)]))
+    step = [MicroBatch(learnt[:rows], store.max_length)]
+    with engine.plainly(), engine.preserved(): ran = attention_ran(lambda: engine.step(here, step))
     taken = getattr(engine.model.config, '_attn_implementation', None) or 'eager'
     if ran: return Choice(', '.join(ran), 'what really ran in a training step')
-    if taken not in ('eager', 'sdpa'): return Choice(taken, 'as the model was set; it does not call the attention of torch')
-    return Choice("the model's own", f'what really ran in a training step: {taken}, which does not call the attention of torch')
+    if taken not in ('eager', 'sdpa'):
+        return Choice(taken, 'as the model was set; it does not call the attention of torch')
+    reason = f'what really ran in a training step: {taken}, which does not call the attention of torch'
+    return Choice("the model's own", reason)
 
 ATTENTIONS = 'attention that the model has' # what decisions call it
 

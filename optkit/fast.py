@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from .base import Choice, InputError, moved
 from .precision import tf32_set
 from .store import TokenStore
-from .steps import batch_of
+from .steps import batch_of, is_cut, Layout, row_numbers
 from .batch_finder import is_out_of_memory
 from .packing import packing_trial_store
 from .engine import Engine, step_weight
@@ -30,6 +30,7 @@ def _part(array, at, p):
     "A tensor like `p` on the memory of `array`; no view, whose base the compiler would look at for each weight"
     return array.new_empty(0).set_(array.untyped_storage(), at, p.shape, torch.empty(p.shape, device='meta').stride())
 
+# %% ../nbs/37_fast.ipynb #3a0e3a71
 class FlatAdamW(torch.optim.AdamW):
     "AdamW over arrays that hold all weights of a group; learning rate, clipping and the count of steps are on the device"
     def __init__(self, groups):
@@ -61,6 +62,7 @@ def numbers(self: FlatAdamW): # of each group
     "What a captured update holds as numbers"
     return tuple((g['weight_decay'], *g['betas'], g['eps']) for g in self.param_groups)
 
+# %% ../nbs/37_fast.ipynb #49391eb4
 @patch
 @torch.no_grad()
 def step(self: FlatAdamW, closure=None):
@@ -89,6 +91,7 @@ def zero_grad(self: FlatAdamW, set_to_none: bool = True):
     "Clear the gradients, which stay where they are"
     for flat in self.flat: flat['g'].zero_()
 
+# %% ../nbs/37_fast.ipynb #41bbcbf1
 @patch
 def load_state_dict(self: FlatAdamW, state_dict):
     "Take a state over in place"
@@ -113,6 +116,7 @@ def fast_problem(
         if bad: return why
     return ''
 
+# %% ../nbs/37_fast.ipynb #3ef33568
 def end_to_end_problem(
     kinds: set, # of attention, see `attention_kind`
     device: str, capability: tuple[int, int] | None, # of the GPU
@@ -125,6 +129,7 @@ def end_to_end_problem(
         if bad: return why
     return ''
 
+# %% ../nbs/37_fast.ipynb #e45fd7a9
 def padded_shapes(
     lengths: np.ndarray, # tokens of each row of the data
     rows: int, # of a micro-batch at most
@@ -164,6 +169,7 @@ class FastEngine(Engine):
         self.graphs, self.layers = cuda if graphs is None else graphs, cuda if layers is None else layers
         if self.graphs and not cuda: raise InputError(f'CUDA graphs need a GPU, the device is {self.device.type}; leave graphs out')
         self.reason = fast_problem(self.kind, self.scaler is not None, self.ranks is not None, kwargs.get('checkpointing', 'off'), not hasattr(self, 'start'), {p.dtype for _, p in self._trained()})
+        self.compiled, self.positions = {}, {} # forwards by what they hold for; tables of distances by encoder and length
         self.notes, self.built, self.known, self.calls, self.built_s, self.full, self.forward_in_places = [], {}, {}, {}, 0., 0, self.graphs # evaluation in places pays where it is captured
         if not self.reason: self._make_flat()
 
@@ -185,6 +191,7 @@ def _update_now(self: FastEngine):
     self.optimizer.step()
     if self.average is not None: self._follow(self.ema)
 
+# %% ../nbs/37_fast.ipynb #9da3230b
 @patch
 def _capture_update(self: FastEngine, before=0):
     self._update_graph, self._captured = self._capture(self._update_now, before), self.optimizer.numbers
@@ -212,6 +219,7 @@ def set(self: FastEngine, **values):
         self.built.clear() # built with the former array
     self.weights.copy_(self.class_weights) if self.class_weights is not None else self.weights.fill_(1.)
 
+# %% ../nbs/37_fast.ipynb #8071f7fe
 @patch
 def reset(self: FastEngine, *args, rows: int = 0, **values):
     "As `Engine.reset`; `rows`: of a full step of what follows, so that its shapes do not hang on which step comes first"
@@ -263,13 +271,14 @@ def _any_rows(forward, lengths=False):
         return forward(self, hidden, mask, *args, **kwargs)
     return call
 
+# %% ../nbs/37_fast.ipynb #481a77e1
 @patch
 def _compiled_slot(self: FastEngine, cls):
-    kept, key = self.__dict__.setdefault('_compiled', {}), (cls, self._attention_by)
-    if key not in kept:
+    key = cls, self._attention_by
+    if key not in self.compiled:
         lengths = self._attention_by == 'any'
-        kept[key] = _any_rows(torch.compile(_another(cls.forward) if lengths else cls.forward, dynamic=False, options=self._attention_options), lengths)
-    return kept[key]
+        self.compiled[key] = _any_rows(torch.compile(_another(cls.forward) if lengths else cls.forward, dynamic=False, options=self._attention_options), lengths)
+    return self.compiled[key]
 
 def _another(forward):
     "`forward` under code of its own: the compiler keeps what it makes by code, and would go on with what was made for one length, or for any"
@@ -281,12 +290,13 @@ def _another(forward):
 @patch
 def _compiled_for(self: FastEngine, cls, call):
     "The forward of a layer, compiled for any number of tokens; with the model's own attention in pieces, before the slots and behind them"
-    kept, own = self.__dict__.setdefault('_compiled', {}), isinstance(call, PlacedPacking) and call.own
-    if own not in kept:
+    own = isinstance(call, PlacedPacking) and call.own
+    if own not in self.compiled:
         compiled = torch.compile(cls.forward, dynamic=True if own else None) # to pieces no mark of `_any_tokens` gets
-        kept[own] = _any_tokens(compiled) if not own and self.dynamic else compiled
-    return kept[own]
+        self.compiled[own] = _any_tokens(compiled) if not own and self.dynamic else compiled
+    return self.compiled[own]
 
+# %% ../nbs/37_fast.ipynb #47e4ccef
 @patch
 @contextmanager
 def _switched(self: FastEngine, call, compiled=True):
@@ -303,7 +313,7 @@ def _switched(self: FastEngine, call, compiled=True):
     try:
         torch.set_autocast_cache_enabled(False) # a cast that is kept would be made once, and not when the graph is replayed
         for layer in layers: layer.forward = types.MethodType(compiled, layer)
-        for n, encoder in enumerate(encoders): encoder.get_rel_pos = _kept_positions(encoder, self.__dict__.setdefault('positions', {}).setdefault(n, {}))
+        for n, encoder in enumerate(encoders): encoder.get_rel_pos = _kept_positions(encoder, self.positions.setdefault(n, {}))
         with limit, call.switched() if isinstance(call, PlacedPacking) else nullcontext(), self.precision.applied(): yield
     finally:
         torch.set_autocast_cache_enabled(cached)
@@ -319,6 +329,7 @@ def _after_failure(device, graph, pool):
     with suppress(RuntimeError, AttributeError): torch._C._cuda_endAllocateToPool(torch.cuda.current_device() if device.index is None else device.index, pool)
     with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode='thread_local'): torch.zeros(1, device=device) # one that succeeds takes the generator out
 
+# %% ../nbs/37_fast.ipynb #29eb24f7
 @patch
 def _capture(self: FastEngine, work, before=2):
     "A CUDA graph of `work`, which runs so many times before; the random state is put back"
@@ -359,6 +370,7 @@ def _work(self: FastEngine, static, call):
     self.total += loss.detach()
     if isinstance(call, PlacedPacking): call.places.on = False
 
+# %% ../nbs/37_fast.ipynb #3ed462eb
 @patch
 def _build(self: FastEngine, shape, store, call, placed, weight):
     "What runs a shape: its inputs and a function without arguments"
@@ -408,6 +420,7 @@ def _said(exc) -> str:
     said = next((l for l in lines if re.match(r'[\w.]*(Error|Exception): ', l)), lines[-1]) if 'TorchScript interpreter' in lines[0] else lines[0]
     return f'{name}: {said.strip().removeprefix(f"{name}: ")[:200]}'
 
+# %% ../nbs/37_fast.ipynb #c7996d5e
 @patch
 def call_for(self: FastEngine, store: TokenStore):
     "How the model is called on this store's rows: `PlacedPacking`, or the model itself on padded rows"
@@ -482,17 +495,44 @@ def _ready(self: FastEngine, store, rows, weight):
         gc.collect() # behind the `except`: the exception is gone
         if self.device.type == 'cuda': torch.cuda.empty_cache()
 
+# %% ../nbs/37_fast.ipynb #3aba2fc4
+@patch
+def _fewer_rows(self: FastEngine) -> bool: # whether there was more than one row
+    "Half as many rows at once, with a note; shapes that hold more are given up"
+    widest = max((k[1] for k in self.known), default=self.at_once)
+    if widest == 1: return False
+    self.at_once = max(1, min(widest, self.at_once) // 2)
+    self.known = {k: v for k, v in self.known.items() if k[1] <= self.at_once}
+    self.built = {k: v for k, v in self.built.items() if k[0].rows <= self.at_once}
+    self.notes.append(f'at most {self.at_once} rows at once: out of memory above')
+    return True
+
+# %% ../nbs/37_fast.ipynb #8ef85bab
+@patch
+def halve(self: FastEngine,
+    store: TokenStore, rows: np.ndarray, why: str, longest: int # as of `Engine.halve`
+) -> Choice: # a layout of so many rows at once
+    "Fewer rows at once from now on. Raises `MemoryError` when it was one."
+    if self.reason: return Engine.halve(self, store, rows, why, longest)
+    if not self._fewer_rows():
+        raise MemoryError(f'one row at a time does not fit ({why}); shorten the rows, or take adapters')
+    gc.collect() # the shapes that were given up
+    return Choice(Layout(rows=self.at_once), f'{why}: shapes of at most {self.at_once} rows')
+
+# %% ../nbs/37_fast.ipynb #4a714e34
+@patch
+def own_cut(self: FastEngine) -> Choice | None: # see `Engine.own_cut`
+    "Rows at once, where steps are not plain"
+    return None if self.reason else Choice(
+        self.at_once, 'the fast engine cuts each step into shapes of its own, and takes fewer rows where one does not fit')
+
+# %% ../nbs/37_fast.ipynb #f844e538
 @patch
 def _lower(self: FastEngine, exc) -> bool: # whether there is something to try
     "After a failure to build: fewer rows at once, or no compiler where it is what failed, or no graphs, or no compiler, with a note"
     said = _said(exc)
     if is_out_of_memory(exc):
-        widest = max((k[1] for k in self.known), default=self.at_once)
-        if widest == 1: return False
-        self.at_once = max(1, min(widest, self.at_once) // 2)
-        self.known = {k: v for k, v in self.known.items() if k[1] <= self.at_once}
-        self.built = {k: v for k, v in self.built.items() if k[0].rows <= self.at_once}
-        self.notes.append(f'at most {self.at_once} rows at once: out of memory above')
+        if not self._fewer_rows(): return False
     elif self.layers and (not self.graphs or _from_compiler(exc)): self.layers, self.built = False, {}; self.notes.append(f'not compiled: {said}')
     elif self.graphs: self.graphs, self._update_graph, self.built = False, None, {}; self.notes.append(f'no CUDA graphs: {said}')
     else: return False
@@ -503,15 +543,17 @@ def _lower(self: FastEngine, exc) -> bool: # whether there is something to try
 @patch
 def step(self: FastEngine,
     store: TokenStore, # on any device; its arrays are read in host memory
-    micro: list # one optimizer step, see `data.steps`; how it was cut does not matter, since it is cut anew
+    step: np.ndarray | list # row numbers of one optimizer step, or its micro-batches, of which only the rows are read
 ) -> torch.Tensor: # as of `Engine.step`
     "Forward, backward, clip and update, from shapes that are built at their first use"
-    if self.reason or not len(micro): return Engine.step(self, store, micro)
+    if self.reason or not len(step): return Engine.step(self, store, step)
     if not self.model.training: self.model.train()
     self._check(store)
-    weight, rows = step_weight(store, micro, self.host_weights), np.concatenate([m.rows for m in micro])
+    rows = np.concatenate([m.rows for m in step]) if is_cut(step) else row_numbers(store, step)
+    weight = step_weight(store, step, self.host_weights)
     self.full = max(self.full, len(rows)) # what is left at the end of an epoch goes into the shapes of full steps
     parts = self._ready(store, rows, weight)
+    self.micro_batches = len(parts)
     self.total.zero_()
     for shape, placed in parts:
         static, run = self.built[shape, store.task]
@@ -522,6 +564,7 @@ def step(self: FastEngine,
     self.updating = False
     return self.total.clone()
 
+# %% ../nbs/37_fast.ipynb #d3d0527a
 @patch
 def own_attention(self: FastEngine, store: TokenStore) -> Choice | None: # see `Engine.own_attention`
     "Attention in places or end to end, where rows go that way"
@@ -601,6 +644,7 @@ def predict(self: FastEngine, store: TokenStore, rows: np.ndarray, batch: int = 
             self.notes.append(f'evaluation is plain: {_said(exc)}')
     return Engine.predict(self, store, rows, batch, on_device)
 
+# %% ../nbs/37_fast.ipynb #91f6ff0f
 @patch
 def _predict_in_places(self: FastEngine, store, rows, on_device):
     call, out = self.call_for(store), []
@@ -618,6 +662,7 @@ def _predict_in_places(self: FastEngine, store, rows, on_device):
     self.model.train()
     return _in_order(out, on_device)
 
+# %% ../nbs/37_fast.ipynb #f4304e89
 def _in_order(found, on_device):
     "Outputs of parts of parts, in the order of their rows: (places in a part, outputs, rows of the part), all of a part one after the other"
     order, at, seen = [], 0, 0

@@ -18,7 +18,7 @@ from .cards import Hardware
 from .timing import compare, Comparison, Variant
 from .records import mfu, quantiles, Record
 from .store import TokenStore
-from .steps import padded_tokens, real_tokens, steps
+from .steps import Layout, padded_tokens, real_tokens, steps
 from .models import check_tokens, settle_config
 from .engine import Engine
 from .sizes import training_flops
@@ -149,9 +149,10 @@ def without_dropout(
 def planned_steps(store, rows, config, n):
     "The first `n` optimizer steps of a configuration, over as many epochs as they need"
     planned, epoch, c = [], 0, config
+    layout = replace(Layout.from_config(c), table=None) # ladders compare plain sizes
     while len(planned) < n:
         epoch += 1
-        planned += steps(store, rows, c.effective_batch, c.seed, epoch, c.layout, c.physical_batch, c.max_tokens)
+        planned += steps(store, rows, c.effective_batch, layout=layout, seed=c.seed, epoch=epoch)
     return planned[:n]
 
 # %% ../nbs/70_ladder.ipynb #abc9ed3b

@@ -70,6 +70,7 @@ def _packed_inputs(self: Packing, inputs):
     if 'use_cache' in self.takes: found['use_cache'] = False
     return found
 
+# %% ../nbs/32_packing.ipynb #3a944b84
 @patch
 def _hooks(self: Packing, inputs, unpack):
     "Hooks for one call: packed inputs into the base model, padded hidden states out of its encoder"
@@ -128,6 +129,7 @@ def packing_trial_store(config, max_length, task):
     return TokenStore(torch.from_numpy(tokens.astype(np.int32)), torch.from_numpy(offsets), torch.zeros(total if task in ('tokens', 'causal') else 3, dtype=torch.int64), None, lengths, (),
                       longer, config.pad_token_id or 0, lengths, task, lengths)
 
+# %% ../nbs/32_packing.ipynb #bd3e6121
 def _rows_of_pack(logits, micro, per_token):
     return [logits[0, micro.offsets[n]:micro.offsets[n + 1]] if per_token else logits[n] for n in range(len(micro.rows))]
 

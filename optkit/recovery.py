@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .base import Choice
+from .steps import Layout
 
 # %% ../nbs/45_recovery.ipynb #cfe3a24f
 def smaller_pieces(
@@ -19,23 +20,24 @@ def smaller_pieces(
     longest: int, # tokens of the longest row to train on
     why: str # what the device said
 ) -> Choice: # (physical, max_tokens)
-    "Half of it: the same optimizer step in more micro-batches. Raises `MemoryError` when there is nothing left to halve."
-    if max_tokens is not None:
-        if max_tokens <= longest: raise MemoryError(f'a pack of {max_tokens} tokens, one row alone, does not fit ({why}); shorten the rows, or take gradient checkpointing or adapters')
-        return Choice((max(1, physical // 2), max(longest, max_tokens // 2)), f'{why}: packs of {max(longest, max_tokens // 2)} instead of {max_tokens} tokens')
-    if physical <= 1: raise MemoryError(f'one row at a time does not fit ({why}); shorten the rows, or take gradient checkpointing or adapters')
-    return Choice((physical // 2, None), f'{why}: micro-batches of {physical // 2} instead of {physical} rows')
+    "`Layout.halved` of separate values, as earlier versions had it"
+    layout = Layout('sorted', physical) if max_tokens is None else Layout('packed', tokens=max_tokens)
+    choice = layout.halved(why, longest)
+    return Choice((choice.value.rows or max(1, physical // 2), choice.value.tokens), choice.reason)
 
+# %% ../nbs/45_recovery.ipynb #2358bfd3
 def steadier(
     lr: float, # peak learning rate so far
     left: int, # optimizer steps from the state that the run goes back to
-    why: str,
-    warmup: int = 200 # steps
+    why: str, # what was wrong with the loss
+    warmup: int = 200 # steps at most
 ) -> Choice: # (share of the learning rate, warm-up steps)
     "Half the rate, and a warm-up of 200 steps or half of what is left"
     steps = max(1, min(warmup, left // 2))
-    return Choice((.5, steps), f'{why}: from the last good state on with a peak rate of {lr / 2:.3g} instead of {lr:.3g} and a warm-up of {steps} steps')
+    rates = f'a peak rate of {lr / 2:.3g} instead of {lr:.3g}'
+    return Choice((.5, steps), f'{why}: from the last good state on with {rates} and a warm-up of {steps} steps')
 
+# %% ../nbs/45_recovery.ipynb #4e19ea35
 def faster_workers(
     rates: dict[int, float] # measured sequences/s, by number of workers
 ) -> Choice: # number of workers
@@ -47,24 +49,26 @@ def faster_workers(
 # %% ../nbs/45_recovery.ipynb #7135ae65
 def choose_snapshot(
     needed: int, # bytes of weights and optimizer state
-    free: int | None # of the GPU; None: there is none
+    free: int | None # bytes of the GPU; None: there is none
 ) -> Choice: # 'cuda' or 'cpu'
     "Where the last good state is remembered"
     if free is None: return Choice('cpu', 'no GPU')
-    return Choice('cuda', 'the copy takes less than a quarter of the free memory') if 4 * needed < free else Choice('cpu', 'the copy would take more than a quarter of the free memory of the GPU')
+    if 4 * needed < free: return Choice('cuda', 'the copy takes less than a quarter of the free memory')
+    return Choice('cpu', 'the copy would take more than a quarter of the free memory of the GPU')
 
+# %% ../nbs/45_recovery.ipynb #d45d3249
 @dataclass
 class SpikeWatch:
-    "Sees a loss that has broken: the median of the last `window` losses is above `factor` times the lowest mean of `before` earlier ones, and above that of the untrained model"
-    factor: float = 3.
-    window: int = 8
-    before: int = 32
-    seen: int = 0
-    start: float = 0. # mean of the first `window` losses
-    lowest: float | None = None
+    "Detects a loss that has broken, from its median over `window` steps"
+    factor: float = 3. # of the lowest mean, above which the loss has broken
+    window: int = 8 # last losses, of which the median counts
+    before: int = 32 # earlier losses, of which the mean counts
+    seen: int = 0 # losses so far
+    start: float = 0. # mean of the first `window` losses, those of the untrained model
+    lowest: float | None = None # mean so far
     recent: list = field(default_factory=list)
 
-    def add(self, loss: float) -> bool: # of one optimizer step
+    def add(self, loss: float) -> bool: # of one optimizer step; whether the loss has broken
         self.seen += 1
         if self.seen <= self.window: self.start += loss / self.window
         self.recent = [*self.recent, loss][-self.window - self.before:]

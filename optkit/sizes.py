@@ -23,33 +23,44 @@ from .engine import CHECKPOINTING, choose_checkpointing, drop_partial_state, Eng
 @contextmanager
 def _alone(engine):
     "Steps inside wait for no other rank, but take the room of the exchange of gradients"
-    if engine.ranks is None: yield; return
+    if engine.ranks is None:
+        yield
+        return
     ranks, backward = engine.ranks, engine._backward
     def with_room(*args):
         total, counts = backward(*args), {}
-        for _, p in engine._trained(): counts[p.dtype] = counts.get(p.dtype, 0) + (p.numel() if p.grad is not None else 0)
+        for _, p in engine._trained():
+            counts[p.dtype] = counts.get(p.dtype, 0) + (p.numel() if p.grad is not None else 0)
         for dtype, count in counts.items(): torch.empty(count, dtype=dtype, device=engine.device)
         return total
     engine.ranks, engine._backward = None, with_room
     try: yield
-    finally: engine.ranks = ranks; del engine._backward
+    finally:
+        engine.ranks = ranks
+        del engine._backward
 
+# %% ../nbs/34_sizes.ipynb #1503133b
 class StepProbe(MemoryProbe):
-    "Trains that many of the longest rows, padded to one length, and returns what the device held; None without a GPU"
-    def __init__(self, engine: Engine, store: TokenStore,
+    "Trains that many of the longest rows and returns what the device held; None without a GPU"
+    def __init__(self,
+        engine: Engine,
+        store: TokenStore, # on the engine's device
         length: int | None = None, # tokens that rows are padded to; None: the longest row, as layouts pad it
-        effective: int | None = None # rows of an optimizer step: fewer are a step of two micro-batches; None: always one
+        effective: int | None = None # rows of an optimizer step: fewer make two micro-batches; None: always one
     ):
         super().__init__(self._train, engine.device, engine.optimizer, self._clean)
         self.engine, self.store, self.effective = engine, store, effective
         self.pad_to = length or min(-(-int(store.lengths.max()) // 8) * 8, store.max_length)
         rows = np.flatnonzero(store.lengths <= self.pad_to)
-        if not len(rows): raise ValueError(f'no row has at most {length} tokens; the shortest has {store.lengths.min()}')
+        if not len(rows):
+            raise ValueError(f'no row has at most {length} tokens; the shortest has {store.lengths.min()}')
         self.order = rows[np.argsort(-store.lengths[rows], kind='stable')]
         self.longest = int(store.lengths[self.order[0]])
 
     def _rows(self, batch): return np.resize(self.order, batch)
-    def _micro(self, batch): return [MicroBatch(self._rows(batch), self.pad_to)] * (2 if self.effective and batch < self.effective else 1)
+    def _micro(self, batch):
+        twice = self.effective and batch < self.effective
+        return [MicroBatch(self._rows(batch), self.pad_to)] * (2 if twice else 1)
     def _train(self, batch):
         with _alone(self.engine): self.engine.step(self.store, self._micro(batch))
     def _clean(self): # half of the optimizer's state may be what did not fit
@@ -64,25 +75,27 @@ class EvaluationProbe(StepProbe):
         return peak and peak._replace(activation_bytes=peak.allocated_bytes) # no update that could hide the activations
     def _train(self, batch): self.engine.predict(self.store, self._rows(batch), batch)
 
-
+# %% ../nbs/34_sizes.ipynb #cbbcae77
 class PackProbe(StepProbe):
-    "Trains two packs of that many tokens: one of the longest rows, and the one that takes most room where its hidden states are laid out as [rows, longest]: a long row among short ones"
+    "Trains two packs of that many tokens: one of the longest rows, and one of a long row among short ones"
     def _pack(self, rows, tokens):
         count = int(np.searchsorted(np.cumsum(self.store.lengths[rows]), tokens, side='right'))
         return MicroBatch(rows[:count], tokens, np.concatenate([[0], np.cumsum(self.store.lengths[rows[:count]])]))
     def _micro(self, tokens):
         long = self._pack(self._rows(-(-tokens // int(self.store.lengths.min()))), tokens)
         rows, lengths = self.order[::-1], self.store.lengths[self.order[::-1]]
-        others = np.minimum(np.searchsorted(np.cumsum(lengths), tokens - lengths, side='right'), np.arange(len(rows))) # shorter rows beside each row
-        if self.effective: others = np.minimum(others, self.effective - 1)
-        most = int(np.argmax((others + 1) * lengths))
-        return [long, self._pack(np.concatenate([rows[most:most + 1], rows[:others[most]]]), tokens)]
+        shorter = np.searchsorted(np.cumsum(lengths), tokens - lengths, side='right') # rows beside each row
+        shorter = np.minimum(shorter, np.arange(len(rows)))
+        if self.effective: shorter = np.minimum(shorter, self.effective - 1)
+        most = int(np.argmax((shorter + 1) * lengths))
+        return [long, self._pack(np.concatenate([rows[most:most + 1], rows[:shorter[most]]]), tokens)]
 
 # %% ../nbs/34_sizes.ipynb #f0b0da38
 def _room(engine, headroom, limit, on_gpu, elsewhere, ranks):
-    "What the finders want to know of the engine's device and ranks"
+    "Arguments of the finders that follow from the engine's device and ranks"
     cuda = engine.device.type == 'cuda'
-    return dict(headroom=headroom, limit=(on_gpu if cuda else elsewhere) if limit is None else limit, capacity=torch.cuda.mem_get_info()[1] if cuda else None,
+    if limit is None: limit = on_gpu if cuda else elsewhere
+    return dict(headroom=headroom, limit=limit, capacity=torch.cuda.mem_get_info()[1] if cuda else None,
                 ranks=engine.votes if ranks is None else ranks)
 
 def _share(effective, ranks):
@@ -90,21 +103,25 @@ def _share(effective, ranks):
     if effective < 1: raise ValueError(f'effective is {effective}, expected at least 1')
     return effective if ranks is None else -(-effective // torch.distributed.get_world_size(ranks))
 
+# %% ../nbs/34_sizes.ipynb #4e5db48f
 def plan_batch(
     engine: Engine,
     store: TokenStore, # on the engine's device
     effective: int, # rows of an optimizer step, on all ranks
     headroom: float = .02, # share of the card's memory that stays free
-    limit: int | None = None, # largest size to try; None: 4096 on a GPU; elsewhere `effective`, at most 64, since a system kills where a GPU refuses
+    limit: int | None = None, # largest size to try; None: 4096 on a GPU, elsewhere `effective`, at most 64
     ranks = None, # process group whose ranks plan together; None: that of the engine
     layout: str = 'sorted' # of the training: 'full' pads to the store's `max_length`, the others to the longest row
 ) -> BatchPlan: # `effective` and `accumulation` are those of a rank
     "Find the physical batch with real steps and leave the engine as it was"
-    if layout == 'packed': raise ValueError("the layout 'packed' has a budget of tokens instead of rows; call plan_tokens")
+    if layout == 'packed':
+        raise ValueError("the layout 'packed' has a budget of tokens instead of rows; call plan_tokens")
     share = _share(effective, engine.votes if ranks is None else ranks)
-    probe, room = StepProbe(engine, store, store.max_length if layout == 'full' else None, share), _room(engine, headroom, limit, 4096, min(share, 64), ranks)
+    probe = StepProbe(engine, store, store.max_length if layout == 'full' else None, share)
+    room = _room(engine, headroom, limit, 4096, min(share, 64), ranks) # where a GPU refuses, a system kills
     with engine.preserved(): return find_batch_size(probe, share, share, longest=probe.pad_to, **room)
 
+# %% ../nbs/34_sizes.ipynb #18a7db6a
 def plan_table(
     engine: Engine,
     store: TokenStore, # on the engine's device
@@ -117,22 +134,26 @@ def plan_table(
     "Find the physical batch of each length with real steps and leave the engine as it was"
     share = _share(effective, engine.votes if ranks is None else ranks)
     room = _room(engine, headroom, limit, 4096, min(share, 64), ranks)
-    with engine.preserved(): return find_batch_table(lambda length: StepProbe(engine, store, length, share), lengths, share, start=share, **room)
+    probe_of = lambda length: StepProbe(engine, store, length, share)
+    with engine.preserved(): return find_batch_table(probe_of, lengths, share, start=share, **room)
 
 # %% ../nbs/34_sizes.ipynb #c5f0c6d8
 def plan_tokens(
     engine: Engine,
     store: TokenStore, # on the engine's device
     headroom: float = .02, # share of the card's memory that stays free
-    limit: int | None = None, # tokens, never more; None: 2**18 on a GPU, 4096 elsewhere, or what the longest row needs
+    limit: int | None = None, # tokens; None: 2**18 on a GPU, 4096 elsewhere, or what the longest row needs
     ranks = None, # as for `plan_batch`
-    effective: int | None = None # rows of an optimizer step, on all ranks, which bound those of a pack; None: all rows of the store
-) -> BatchPlan: # `max_tokens` is for `steps(..., layout='packed', max_tokens=...)`
+    effective: int | None = None # rows of an optimizer step, on all ranks: no pack holds more; None: all of the store
+) -> BatchPlan: # `max_tokens` is for `Layout('packed', tokens=...)`
     "Find the tokens of a pack with real steps and leave the engine as it was"
-    probe = PackProbe(engine, store, None, None if effective is None else _share(effective, engine.votes if ranks is None else ranks))
+    share = None if effective is None else _share(effective, engine.votes if ranks is None else ranks)
+    probe = PackProbe(engine, store, None, share)
     least = -(-probe.longest // 64) * 64
-    with engine.preserved(): return find_max_tokens(probe, probe.longest, **_room(engine, headroom, limit, max(least, 2**18), max(least, 4096), ranks))
+    room = _room(engine, headroom, limit, max(least, 2**18), max(least, 4096), ranks)
+    with engine.preserved(): return find_max_tokens(probe, probe.longest, **room)
 
+# %% ../nbs/34_sizes.ipynb #dad11974
 def plan_evaluation(
     engine: Engine,
     store: TokenStore, # on the engine's device
@@ -152,12 +173,14 @@ def plan_checkpointing(
     enough: int = 8, # see `choose_checkpointing`
     **kwargs # of `plan_batch`
 ) -> tuple[Choice, BatchPlan]: # the mode, which the engine then has; its physical batch
-    "Find the cheapest mode of gradient checkpointing that lets enough rows through. Raises `MemoryError` where none lets one through."
+    "Find the cheapest mode of gradient checkpointing that lets enough rows through. Raises `MemoryError` without one."
     fits, plans = {}, {}
     for mode in CHECKPOINTING:
         set_checkpointing(engine.model, mode)
         try: plans[mode] = plan_batch(engine, store, effective, **kwargs)
-        except MemoryError: fits[mode] = 0; continue
+        except MemoryError:
+            fits[mode] = 0
+            continue
         fits[mode] = max(p.batch for p in plans[mode].tried if p.fits)
         if fits[mode] >= min(enough, effective): break
     choice = choose_checkpointing(fits, effective, enough)

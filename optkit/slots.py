@@ -38,7 +38,7 @@ class Shape:
 
     def __repr__(self): return f'Shape({" + ".join(f"{n} x {l}" for n, l in self.slots)}' + (f'; {self.tokens} tokens outside attention)' if self.tokens else ')')
 
-
+# %% ../nbs/36_slots.ipynb #a80522c8
 def length_ladder(
     longest: int, # tokens of the longest row
     least: int = 32, # tokens of the shortest place
@@ -49,7 +49,7 @@ def length_ladder(
     steps = {l for k in range(24) for l in (least * 2**k * (octave + i) // octave for i in range(octave)) if l % 16 == 0 and l < top}
     return (*sorted(steps), top)
 
-
+# %% ../nbs/36_slots.ipynb #88e30e6e
 def fill(
     shape: Shape,
     lengths: np.ndarray # tokens of each row
@@ -76,7 +76,7 @@ class Costs:
     def of(self, shape: Shape) -> float:
         return self.micro + shape.outside + sum(self.slot + n * l * (self.inside + self.pair * l) for n, l in shape.slots)
 
-
+# %% ../nbs/36_slots.ipynb #b6d2a18a
 def cut(
     shapes: tuple[Shape, ...],
     lengths: np.ndarray, # tokens of the rows of a step
@@ -103,6 +103,7 @@ def _shape_for(lengths, tokens, ladder, share, rows):
     slots = [(n - m, l) for n, m, l in zip(longer, [*longer[1:], 0], ladder) if n > m]
     return Shape(tuple(slots[::-1]), int(math.ceil(np.quantile(tokens, share, method='higher') / 64) * 64))
 
+# %% ../nbs/36_slots.ipynb #096b918c
 def choose_shapes(
     lengths: np.ndarray, # tokens of each row of the data
     rows: int, # of a micro-batch: the effective batch, or what fits at once
@@ -208,6 +209,7 @@ def _own(self: PlacedPacking, slots, seen):
         found.append((mask, None, None))
     return found
 
+# %% ../nbs/36_slots.ipynb #f35badf0
 @patch
 def _span(self: PlacedPacking, l):
     "How far the distances of rows of that length go: further positions are not looked up (None: all are handed in)"
@@ -215,6 +217,7 @@ def _span(self: PlacedPacking, l):
     span = int(position_rows(self.relative, [l], 'cpu')[0].max()) - self.relative.pos_ebd_size + 1
     return -(-span // 8) * 8 # products of odd widths run on slow kernels
 
+# %% ../nbs/36_slots.ipynb #ac0d63b7
 @patch
 def __call__(self: PlacedPacking, inputs: dict): # see `StaticBatch.inputs`
     "Logits [places, classes]"

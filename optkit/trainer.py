@@ -11,6 +11,7 @@ import copy, json, logging, math, os, time, traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from html import escape
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +21,13 @@ from tqdm.auto import tqdm
 
 from .base import Choice, InputError, moved, write_json
 from .store import place, TokenStore
-from .steps import micro_batches, pack_budget, rank_share, Step, steps
+from .steps import Layout, layout_of, step_rows, steps
 from .loader import choose_workers, gather_seconds, Loader
 from .augment import augmented
 from .batch_finder import is_out_of_memory, planned_updates
 from .models import settle_config
 from .engine import Engine
 from .sizes import training_flops
-from .fast import FastEngine
 from .metrics import score, signed
 from .checkpoint import (
     check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint,
@@ -35,7 +35,7 @@ from .checkpoint import (
 from .progress import Beside, Meter
 from .config import lr_factor, TrainConfig
 from .build import balanced_weights, check_run, plan_sizes
-from .recovery import choose_snapshot, faster_workers, smaller_pieces, SpikeWatch, steadier
+from .recovery import choose_snapshot, faster_workers, SpikeWatch, steadier
 
 # %% ../nbs/46_trainer.ipynb #ff2c2edf
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Epoch:
     tokens_per_s: float # real tokens, of training
     lr: float # of the last step
 
+# %% ../nbs/46_trainer.ipynb #1418eb7b
 @dataclass(frozen=True)
 class FitResult:
     "A finished run; the engine holds its best weights"
@@ -64,12 +65,16 @@ class FitResult:
     stopped: bool = False # somebody called `stop`
 
     def __repr__(self):
-        return (f'FitResult: {self.config.metric} {signed(self.config.metric, self.score):.4f} at epoch {self.best_epoch} of {len(self.history)}'
-                f'{" (stopped)" if self.stopped else " (stopped early)" if self.stopped_early else ""}, {self.steps} steps in {self.seconds:.1f} s')
+        score = f'{self.config.metric} {signed(self.config.metric, self.score):.4f}'
+        ended = ' (stopped)' if self.stopped else ' (stopped early)' if self.stopped_early else ''
+        return (f'FitResult: {score} at epoch {self.best_epoch} of {len(self.history)}{ended}, '
+                f'{self.steps} steps in {self.seconds:.1f} s')
 
     def _repr_html_(self):
         head = ''.join(f'<th>{h}</th>' for h in ('epoch', 'train loss', 'valid loss', self.config.metric, 'samples/s'))
-        rows = ''.join(f'<tr><td>{e.epoch}</td><td>{e.train_loss:.4f}</td><td>{e.valid_loss:.4f}</td><td>{signed(self.config.metric, e.score):.4f}</td><td>{e.samples_per_s:.0f}</td></tr>' for e in self.history)
+        cells = lambda e: (e.epoch, f'{e.train_loss:.4f}', f'{e.valid_loss:.4f}',
+                           f'{signed(self.config.metric, e.score):.4f}', f'{e.samples_per_s:.0f}')
+        rows = ''.join(f'<tr>{"".join(f"<td>{c}</td>" for c in cells(e))}</tr>' for e in self.history)
         notes = ''.join(f"<p>step {d['step']}: {escape(d['what'])}: {escape(d['reason'])}</p>" for d in self.decisions)
         return f'<p>{escape(repr(self))}</p><table><tr>{head}</tr>{rows}</table>{notes}'
 
@@ -87,14 +92,16 @@ class Position:
     loss_sum: float = 0. # of the epoch, times weight
     weight_sum: float = 0.
     seconds: float = 0. # of training in this epoch
-    rows: int = 0; tokens: int = 0 # of training in this epoch
+    rows: int = 0 # trained on in this epoch
+    tokens: int = 0 # trained on in this epoch
     best: float | None = None # score
     since: int = 0 # epochs since the best
     history: list = field(default_factory=list) # of `Epoch`
     scale: float = 1. # of the learning rate
-    again_from: int = 0; again: int = 0 # a second warm-up: its first step and its length
+    again_from: int = 0 # first step of a second warm-up
+    again: int = 0 # steps of it
     recovered: bool = False
-    physical: int = 0; max_tokens: int | None = None; table: tuple | None = None # of a micro-batch
+    layout: Layout = Layout() # of the engine, where a checkpoint was saved
     eval_batch: int = 64
     watch: SpikeWatch = field(default_factory=SpikeWatch)
     decisions: list = field(default_factory=list)
@@ -103,10 +110,15 @@ class Position:
     def to_dict(self): return asdict(self)
 
     @classmethod
-    def from_dict(cls, values):
+    def from_dict(cls, values, layout='sorted'): # the name that goes with the parts which older checkpoints hold
+        parts = [values.get(name) for name in ('physical', 'max_tokens', 'table')]
+        values = {name: value for name, value in values.items() if name not in ('physical', 'max_tokens', 'table')}
+        cut = Layout(**values['layout']) if 'layout' in values else layout_of(layout, parts[0] or None, *parts[1:])
         number = lambda v: math.nan if v is None else v # JSON has no NaN
-        epochs = [Epoch(**{k: number(v) if k in ('train_loss', 'valid_loss', 'score') else {m: number(x) for m, x in v.items()} if k == 'metrics' else v for k, v in e.items()}) for e in values['history']]
-        return cls(**values | dict(history=epochs, watch=SpikeWatch(**values['watch'])))
+        epochs = [Epoch(**e | {name: number(e[name]) for name in ('train_loss', 'valid_loss', 'score')}
+                        | dict(metrics={name: number(value) for name, value in e['metrics'].items()}))
+                  for e in values['history']]
+        return cls(**values | dict(history=epochs, watch=SpikeWatch(**values['watch']), layout=cut))
 
 # %% ../nbs/46_trainer.ipynb #6f4cc899
 class Trainer:
@@ -116,7 +128,7 @@ class Trainer:
         store: TokenStore, # moved to the engine's device where it fits
         config: TrainConfig,
         progress: bool = False, # show a bar of steps
-        on_step: Callable[[int, int], None] | None = None, # called with (step, steps of the run) after each optimizer step
+        on_step: Callable[[int, int], None] | None = None, # called with (step, steps of the run) after each step
         on_epoch: Callable[[Epoch], None] | None = None, # called after each evaluation
         on_end: Callable[[FitResult], None] | None = None, # called with the result of `fit`
         folder: str | Path | None = None, # of the run: checkpoints, progress, configuration; None: nothing is written
@@ -124,14 +136,21 @@ class Trainer:
         peak: float | None = None, # FLOP/s of the card, for MFU; None: what `make_engine` knows, else n/a
         tokenizer=None # saved with the model
     ):
-        if folder is not None and Path(folder).exists() and not Path(folder).is_dir(): raise InputError(f'{folder} is a file; expected a folder for the run, or a free name')
+        if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
+            raise InputError(f'{folder} is a file; expected a folder for the run, or a free name')
         settle_config(engine.model, store)
-        self.max_length = None if store.task == 'causal' else store.max_length # that the saved tokenizer allows; a language model goes on beyond its rows
-        self.engine, self.config, self.progress, self.custom, self.peak, self.tokenizer = engine, config, progress, custom, peak or getattr(engine, 'peak', None), tokenizer
-        self.on_step, self.on_epoch, self.on_end, self.folder = on_step, on_epoch, on_end, None if folder is None else Path(folder)
+        self.engine, self.config, self.custom, self.tokenizer = engine, config, custom, tokenizer
+        self.progress, self.peak = progress, peak or engine.peak
+        # that the saved tokenizer allows; a language model goes on beyond its rows
+        self.max_length = None if store.task == 'causal' else store.max_length
+        self.on_step, self.on_epoch, self.on_end = on_step, on_epoch, on_end
+        self.folder = None if folder is None else Path(folder)
         self.store, self.placed = place(store, str(engine.device))
         self.loader, self.rates, self.total, self.stopping, self.pending, self.planned = None, {}, 0, False, [], ()
-        self.rank, self.ranks = (0, 1) if engine.ranks is None else (torch.distributed.get_rank(engine.ranks), torch.distributed.get_world_size(engine.ranks))
+        self.rank, self.ranks = 0, 1
+        if engine.ranks is not None:
+            self.rank = torch.distributed.get_rank(engine.ranks)
+            self.ranks = torch.distributed.get_world_size(engine.ranks)
 
     def stop(self):
         "Ask a run to end after its current step; what it has is kept, and it can be resumed"
@@ -145,36 +164,45 @@ class Trainer:
 # %% ../nbs/46_trainer.ipynb #848db354
 class Broken(Exception):
     "A loss that is not a number or has broken: at which step, with which rows"
-    def __init__(self, step, rows, why): super().__init__(f'{why} at step {step + 1}'); self.step, self.rows, self.why = step, rows, why
+    def __init__(self, step, rows, why):
+        super().__init__(f'{why} at step {step + 1}')
+        self.step, self.rows, self.why = step, rows, why
 
 @patch
 def decide(self: Trainer, what: str, choice: Choice):
     "Log a decision and keep it"
-    self.position.decisions.append(dict(what=what, value=str(choice.value), reason=choice.reason, step=self.position.done))
-    log.warning('step %s: %s: %s (%s)', self.position.done, what, choice.value, choice.reason)
+    done = self.position.done
+    self.position.decisions.append(dict(what=what, value=str(choice.value), reason=choice.reason, step=done))
+    log.warning('step %s: %s: %s (%s)', done, what, choice.value, choice.reason)
     self.meter.note = f'{what}: {choice.reason}'
 
+# %% ../nbs/46_trainer.ipynb #b3193b84
 @patch
 def _engine_notes(self: Trainer):
     "What the fast engine does otherwise than asked for, with its reason, once a run"
     engine, known = self.engine, {d['reason'] for d in self.position.decisions if d['what'] == 'fast engine'}
-    for said in dict.fromkeys([engine.reason] if engine.reason else engine.notes) if isinstance(engine, FastEngine) else ():
-        if said not in known: self.decide('fast engine', Choice('plain steps' if engine.reason else 'in part', said))
+    for note in dict.fromkeys([engine.reason] if engine.reason else engine.notes):
+        if note not in known: self.decide('fast engine', Choice('plain steps' if engine.reason else 'in part', note))
 
+# %% ../nbs/46_trainer.ipynb #0ab5d126
 @patch
 def _read(self: Trainer):
     "The losses since the last look: into the epoch's mean and the progress, or `Broken`"
     if not self.pending: return
-    values, pending, p = torch.stack([loss for *_, loss in self.pending]).tolist(), self.pending, self.position # the only wait
-    self.pending, used = [], 0.
+    values = torch.stack([loss for *_, loss in self.pending]).tolist() # the only wait
+    pending, self.pending, p = self.pending, [], self.position
     for (step, rows, weight, _), value in zip(pending, values):
         if not math.isfinite(value): raise Broken(step, rows, f'the loss is {value}')
-        p.loss_sum += value * weight; p.weight_sum += weight; used += weight
-        if p.watch.add(value) and not p.recovered and self.config.recover: raise Broken(step, rows, f'the loss has broken: {value:.4g}, after {p.watch.lowest:.4g} on average')
-    now = self.meter.read(p.done, p.epoch, float(np.mean(values)))
+        p.loss_sum += value * weight
+        p.weight_sum += weight
+        if p.watch.add(value) and not p.recovered and self.config.recover:
+            raise Broken(step, rows, f'the loss has broken: {value:.4g}, after {p.watch.lowest:.4g} on average')
+    progress = self.meter.read(p.done, p.epoch, float(np.mean(values)))
     self._engine_notes()
-    if self.bar is not None: self.bar.set_postfix_str(', '.join(part for part in repr(now).split(', ')[2:] if not part.startswith('left')))
+    if self.bar is None: return
+    self.bar.set_postfix_str(', '.join(part for part in repr(progress).split(', ')[2:] if not part.startswith('left')))
 
+# %% ../nbs/46_trainer.ipynb #58fb0964
 @patch
 def _lr(self: Trainer, step):
     c, p = self.config, self.position
@@ -184,59 +212,62 @@ def _lr(self: Trainer, step):
 # %% ../nbs/46_trainer.ipynb #403d2c3e
 @patch
 def _step(self: Trainer, step, store):
-    "One optimizer step, in smaller pieces where it does not fit; its loss on the device, and the micro-batches it took"
+    "One optimizer step, in smaller pieces where it does not fit; its loss on the device"
     before = random_state(self.engine.device) if self.config.shrink else None
     while True:
-        why = None
-        try: return self.engine.step(store, step), len(step)
+        try: return self.engine.step(store, step)
         except Exception as exc:
             traceback.clear_frames(exc.__traceback__) # its frames hold tensors
             if before is None or not is_out_of_memory(exc): raise
             why = (str(exc).splitlines() or ['out of memory'])[0][:120]
         self.engine.undo()
+        step = getattr(step, 'rows', step)
+        self._halve(step, why)
         if self.engine.device.type == 'cuda': torch.cuda.empty_cache()
         set_random_state(before, self.engine.device)
-        step = self._smaller(step.rows, why)
 
+# %% ../nbs/46_trainer.ipynb #595d4379
 @patch
-def _smaller(self: Trainer, rows, why):
-    c, p, s = self.config, self.position, self.store
-    physical = p.physical or -(-min(c.effective_batch, len(rows)) // self.ranks)
-    budget = (p.max_tokens or c.max_tokens or pack_budget(physical, s.max_length)) if c.layout == 'packed' else None
-    if p.table: choice = Choice((physical, None), f'{why}: micro-batches of {physical} rows, whatever their length')
-    else: choice = smaller_pieces(physical, budget, int(s.lengths[self.train].max()), why)
-    self.decide('physical batch' if budget is None else 'tokens of a pack', choice)
-    (p.physical, p.max_tokens), p.table = choice.value, None
-    self.engine.__dict__.setdefault('fits', {})[c.layout, s.max_length] = choice.value # the next fold or trial begins with it
-    share = rank_share(rows, s.lengths, c.layout, self.rank, self.ranks)
-    return Step(micro_batches(share, s.lengths, p.physical, c.layout, s.max_length, p.max_tokens), rows)
+def _halve(self: Trainer, rows, why):
+    choice = self.engine.halve(self.store, rows, why, int(self.store.lengths[self.train].max()))
+    if choice.value.name == 'packed': self.decide('tokens of a pack', Choice(choice.value.tokens, choice.reason))
+    else: self.decide('physical batch', Choice((choice.value.rows, None), choice.reason))
 
+# %% ../nbs/46_trainer.ipynb #99fa3dde
 @patch
 def _plan(self: Trainer, rows):
-    "The steps of the epoch that are left, gathered ahead where the store is not on the device"
-    c, p = self.config, self.position
-    left = steps(self.store, rows, c.effective_batch, c.seed, p.epoch, c.layout, p.physical or c.physical_batch, p.max_tokens or c.max_tokens, self.rank, self.ranks, p.within, p.table)
-    return left if self.loader is None else self.loader(left)
+    "Rows of the steps of the epoch that are left; gathered ahead where the store is not on the device"
+    c, layout = self.config, self.engine.layout
+    left = dict(seed=c.seed, epoch=self.position.epoch, first_step=self.position.within)
+    if self.loader is None:
+        return step_rows(self.store, rows, c.effective_batch, grouped=layout.name == 'grouped', **left)
+    ranks = dict(rank=self.rank, ranks=self.ranks)
+    return self.loader(steps(self.store, rows, c.effective_batch, layout=layout, **ranks, **left))
 
 # %% ../nbs/46_trainer.ipynb #7e0f3d3a
 @patch
 def _train_epoch(self: Trainer, rows):
     "The steps of the epoch that are left; the mean loss of the epoch"
     c, p = self.config, self.position
-    start, size = time.perf_counter(), (p.physical, p.max_tokens, p.table)
-    seen = augmented(self.store, self.train, c.augment, c.augment_by, c.seed, p.epoch) # the store itself where augment is 0
+    start, layout = time.perf_counter(), self.engine.layout
+    # the store itself where augment is 0
+    noised = augmented(self.store, self.train, c.augment, c.augment_by, c.seed, p.epoch)
     again = True
     while again:
         again = False
         for step in self._waited(self._plan(rows)):
             self.engine.set_lr(self._lr(p.done - p.skipped))
-            loss, count = self._step(step, seen)
-            self._count(step.rows, count, loss)
+            loss = self._step(step, noised)
+            self._count(getattr(step, 'rows', step), self.engine.micro_batches, loss)
             if len(self.pending) >= c.read_every: self._read()
             if self.on_step: self.on_step(p.done, p.total)
             if self.stopping or self._asked(): break
-            if c.save_every and p.done % c.save_every == 0 and p.within < self.per_epoch: self._read(); self._save()
-            if (p.physical, p.max_tokens, p.table) != size: size, again = (p.physical, p.max_tokens, p.table), True; break # the steps that follow are laid out anew
+            if c.save_every and p.done % c.save_every == 0 and p.within < self.per_epoch:
+                self._read()
+                self._save()
+            if self.loader is not None and self.engine.layout != layout: # the steps that follow are gathered anew
+                layout, again = self.engine.layout, True
+                break
     self._read()
     p.seconds += time.perf_counter() - start
     return p.loss_sum / max(p.weight_sum, 1e-30)
@@ -252,6 +283,7 @@ def _waited(self: Trainer, plan):
         self.meter.wait(time.perf_counter() - start)
         yield step
 
+# %% ../nbs/46_trainer.ipynb #ae129449
 @patch
 def _asked(self: Trainer):
     "Whether a view, or anybody, has put a file `stop` into the folder since the run began; looked for twice a second"
@@ -262,12 +294,18 @@ def _asked(self: Trainer):
     except OSError: pass
     return self.stopping
 
+# %% ../nbs/46_trainer.ipynb #6d414db2
 @patch
 def _count(self: Trainer, rows, micro, loss):
     p, lengths = self.position, self.store.lengths[rows]
     self.pending.append((p.done, rows, self.store.weight(rows), loss))
-    p.within += 1; p.done += 1; p.skipped += self.engine.skipped; p.rows += len(rows); p.tokens += int(lengths.sum())
-    self.meter.count(len(rows), micro, int(lengths.sum()), float(self.flops[0] * lengths.sum() + self.flops[1] * (lengths.astype(float) ** 2).sum()))
+    p.within += 1
+    p.done += 1
+    p.skipped += self.engine.skipped
+    p.rows += len(rows)
+    p.tokens += int(lengths.sum())
+    flops = self.flops[0] * lengths.sum() + self.flops[1] * (lengths.astype(float) ** 2).sum()
+    self.meter.count(len(rows), micro, int(lengths.sum()), float(flops))
     if self.bar is not None: self.bar.update(p.done - self.bar.n)
 
 # %% ../nbs/46_trainer.ipynb #9a515bb0
@@ -286,6 +324,7 @@ def _remember(self: Trainer):
         for k, v in state.items(): kept[k].copy_(v)
     self.good = copy.deepcopy(p), kept, random_state(self.engine.device)
 
+# %% ../nbs/46_trainer.ipynb #fabbbc39
 @patch
 def _go_back(self: Trainer, broken):
     "To the last good state with a lower rate and a longer warm-up; whether the run goes on"
@@ -300,10 +339,13 @@ def _go_back(self: Trainer, broken):
     else: self.engine.load_state(state)
     set_random_state(random, self.engine.device)
     choice = steadier(self.config.lr * p.scale, p.total - p.done, why)
-    p.scale, (p.again_from, p.again), p.recovered, p.decisions = p.scale * choice.value[0], (p.done - p.skipped, choice.value[1]), True, now.decisions
-    p.physical, p.max_tokens, p.table, p.watch.recent, self.position, self.good = now.physical, now.max_tokens, now.table, [], p, None
+    p.scale *= choice.value[0]
+    p.again_from, p.again = p.done - p.skipped, choice.value[1]
+    p.recovered, p.decisions, p.watch.recent = True, now.decisions, []
+    self.position, self.good = p, None
     alone = self._not_finite(broken.rows)
-    self.decide('loss', Choice(f'back to step {p.done}', choice.reason + (f'; rows {alone} give no number by themselves under that state' if alone else '')))
+    suspects = f'; rows {alone} give no number by themselves under that state' if alone else ''
+    self.decide('loss', Choice(f'back to step {p.done}', choice.reason + suspects))
     self._save() # later checkpoints are of the path that was given up
     return True
 
@@ -316,8 +358,11 @@ def _not_finite(self: Trainer, rows):
     return np.repeat(rows, self.store.targets[rows] if self.store.targets is not None else 1)[bad][:8].tolist()
 
 # %% ../nbs/46_trainer.ipynb #84293bb2
-CHANGES_NOTHING = {'physical_batch', 'eval_batch', 'layout', 'max_tokens', 'batch_table', 'zero_grad_none', 'compile', 'fast', 'graphs', 'channels_last', 'checkpointing', 'eval_on_device', 'workers', 'pin_memory', 'persistent_workers', 'prefetch',
-                   'read_every', 'save_every', 'keep', 'recover', 'shrink', 'spike', 'tf32', 'fused', 'cudnn_benchmark', 'attention', 'deterministic'} # but rounding: a resumed run may have others
+CHANGES_NOTHING = { # but rounding: a resumed run may have others
+    'physical_batch', 'eval_batch', 'layout', 'max_tokens', 'batch_table', 'zero_grad_none', 'compile', 'fast',
+    'graphs', 'channels_last', 'checkpointing', 'eval_on_device', 'workers', 'pin_memory', 'persistent_workers',
+    'prefetch', 'read_every', 'save_every', 'keep', 'recover', 'shrink', 'spike', 'tf32', 'fused', 'cudnn_benchmark',
+    'attention', 'deterministic'}
 
 @patch
 def _made_of(self: Trainer, train, valid):
@@ -326,28 +371,30 @@ def _made_of(self: Trainer, train, valid):
     parts = (train,) if valid is None else (train, valid)
     return dict(model=model_digest(self.engine.model), data=rows_digest(self.store, *parts), **settings)
 
+# %% ../nbs/46_trainer.ipynb #f16d5b1a
 @patch
 def _reset(self: Trainer):
-    c, p = self.config, self.position
-    weights = balanced_weights(self.store, self.train) if c.class_weights == 'balanced' else c.class_weights
-    head = int(self.engine.model.config.num_labels) if weights is not None else 0
-    if weights is not None and len(weights) < head: weights = (*weights, *[0.] * (head - len(weights))) if c.class_weights == 'balanced' else weights
-    self.engine.reset(c.lr, c.weight_decay, c.label_smoothing, c.max_grad_norm, c.seed, betas=c.betas, eps=c.eps, class_weights=() if weights is None else weights,
-                      **(dict(rows=min(c.effective_batch, len(self.train))) if isinstance(self.engine, FastEngine) else {}))
+    c = self.config
+    balanced = c.class_weights == 'balanced'
+    weights = balanced_weights(self.store, self.train) if balanced else c.class_weights
+    if balanced: weights = (*weights, *[0.] * (int(self.engine.model.config.num_labels) - len(weights)))
+    self.engine.reset(
+        c.lr, c.weight_decay, c.label_smoothing, c.max_grad_norm, c.seed, betas=c.betas, eps=c.eps,
+        class_weights=() if weights is None else weights, rows=min(c.effective_batch, len(self.train)))
 
+# %% ../nbs/46_trainer.ipynb #25654afc
 @patch
 def _begin(self: Trainer, train, valid, resume):
-    c, flops, self.train = self.config, [0., 0.], train
+    c, self.train = self.config, train
     check_run(self.engine, self.store, c, train, valid, self.custom)
     self.per_epoch = planned_updates(len(train), c.effective_batch, 1)
-    self.position = Position(c.epochs * self.per_epoch, physical=c.physical_batch or 0, max_tokens=c.max_tokens, table=c.batch_table, eval_batch=c.eval_batch, watch=SpikeWatch(c.spike))
-    rows, tokens = self.engine.__dict__.get('fits', {}).get((c.layout, self.store.max_length), (0, None)) if c.shrink else (0, None)
-    if rows and rows < (c.physical_batch or c.effective_batch) or rows and c.batch_table or tokens and tokens < (c.max_tokens or math.inf): self.position.physical, self.position.max_tokens = rows, tokens
-    if rows: self.position.table = None # it did not fit
+    self.position = Position(c.epochs * self.per_epoch, eval_batch=c.eval_batch, watch=SpikeWatch(c.spike))
+    self._set_layout(Layout.from_config(c))
+    fitted = self.engine.fitted.get((c.layout, self.store.max_length))
+    if c.shrink: self.engine.layout = self.engine.layout.within(fitted)
     saved = self._found(train, valid, resume)
-    try: one, two = (training_flops(self.engine.model, np.array([n])) for n in (1, 2)); flops = [2 * one - two / 2, two / 2 - one]
-    except AttributeError: pass # a configuration that does not say its layers
-    self.flops, self.total, self.stopping, self.pending, self.good, self.began, self.look_at = flops, self.position.total, False, [], None, time.time(), 0.
+    self.flops, self.total, self.began, self.look_at = self._flops(), self.position.total, time.time(), 0.
+    self.stopping, self.pending, self.good = False, [], None
     path = self.folder / 'progress.json' if self.folder and not self.rank else None
     self.meter = Meter(self.total, c.epochs, c.metric, self.engine.device, self.peak, path)
     self.bar = tqdm(total=self.total, desc='train', unit='step', leave=False) if self.progress else None
@@ -355,15 +402,30 @@ def _begin(self: Trainer, train, valid, resume):
     for what, choice in self.planned if not saved else (): self.decide(what, choice)
     if saved: self._take_up(*saved)
     elif self.folder and not self.rank: self._say_config()
-    if self.store.tokens.device.type != self.engine.device.type: self._gather_ahead(c.workers or 0)
+    elsewhere = self.store.tokens.device.type != self.engine.device.type
+    if elsewhere and self.engine.own_cut() is None: self._gather_ahead(c.workers or 0)
+
+# %% ../nbs/46_trainer.ipynb #bdeed192
+@patch
+def _flops(self: Trainer):
+    "FLOPs of a step for each token, and for each pair of tokens; 0 for a configuration that does not say its layers"
+    try: one, two = (training_flops(self.engine.model, np.array([n])) for n in (1, 2))
+    except AttributeError: return 0., 0.
+    return 2 * one - two / 2, two / 2 - one
+
+@patch
+def _set_layout(self: Trainer, layout):
+    self.engine.layout = layout.sized(min(self.config.effective_batch, len(self.train)), self.store.max_length)
 
 # %% ../nbs/46_trainer.ipynb #47ed358e
 @patch
 def _say_config(self: Trainer):
     write_json(self.folder / 'train_config.json', asdict(self.config))
     (self.folder / 'progress.jsonl').unlink(missing_ok=True) # of a run before, without a checkpoint
-    if getattr(self.config, 'reasons', None): write_json(self.folder / 'preset.json', self.config.to_dict()) # a preset says why
+    if getattr(self.config, 'reasons', None): # a preset
+        write_json(self.folder / 'preset.json', self.config.to_dict())
 
+# %% ../nbs/46_trainer.ipynb #c0473322
 @patch
 def _found(self: Trainer, train, valid, resume):
     "The checkpoint to go on from: tensors and record; None: from the start"
@@ -371,29 +433,34 @@ def _found(self: Trainer, train, valid, resume):
     last = self.folder and latest_checkpoint(self.folder)
     self.made_of = self._made_of(train, valid) if self.folder else None
     if not last: return None
-    if not resume: raise InputError(f'{self.folder} holds checkpoints of a run; pass resume=True to go on with it, or take another folder')
+    if not resume:
+        raise InputError(f'{self.folder} holds checkpoints of a run; '
+                         'pass resume=True to go on with it, or take another folder')
     tensors, about = read_checkpoint(last)
-    try: made_of, _, _ = about['made_of'], Position.from_dict(about['position']), about['config']['layout']
-    except (KeyError, TypeError, AttributeError):
+    try: made_of, _ = about['made_of'], Position.from_dict(about['position'], about['config']['layout'])
+    except (KeyError, TypeError, AttributeError, ValueError):
         remedy = 'remove the folder to go on from the one before'
         raise InputError(f'{last}: this checkpoint is damaged, or of another version of optkit; {remedy}') from None
     check_same(made_of, self.made_of, last)
     return tensors, about
 
+# %% ../nbs/46_trainer.ipynb #d8054e41
 @patch
 def _take_up(self: Trainer, tensors, about):
     self.engine.load_state({k: v for k, v in tensors.items() if not k.startswith('random.')})
     set_random_state(tensors, self.engine.device)
-    fresh, self.position = self.position, Position.from_dict(about['position'])
+    fresh, self.position = self.position, Position.from_dict(about['position'], about['config']['layout'])
     self._sizes_now(fresh, about['config'])
     log.info('resumed at step %s of %s', self.position.done, self.total)
 
+# %% ../nbs/46_trainer.ipynb #a03810de
 @patch
-def _sizes_now(self: Trainer, fresh, told):
-    "What a resume was given other values for counts, as after a kill for want of memory; else what the run had come to"
-    p, now = self.position, json.loads(self.config.to_json())
-    if any(told.get(n) != now[n] for n in ('layout', 'physical_batch', 'max_tokens', 'batch_table')): p.physical, p.max_tokens, p.table = fresh.physical, fresh.max_tokens, fresh.table
-    if told.get('eval_batch') != now['eval_batch']: p.eval_batch = fresh.eval_batch
+def _sizes_now(self: Trainer, fresh, before):
+    "Sizes that a resume was given anew count, as after a kill for want of memory; else those the run had come to"
+    p, config = self.position, json.loads(self.config.to_json())
+    cut = 'layout', 'physical_batch', 'max_tokens', 'batch_table'
+    if all(before.get(name) == config[name] for name in cut): self._set_layout(p.layout)
+    if before.get('eval_batch') != config['eval_batch']: p.eval_batch = fresh.eval_batch
     p.watch.factor = fresh.watch.factor
 
 # %% ../nbs/46_trainer.ipynb #ee53ee82
@@ -402,6 +469,7 @@ def _save(self: Trainer):
     "A checkpoint; a disk that does not take it is logged, and the run goes on"
     if not self.folder or self.rank: return
     start, tensors = time.perf_counter(), self.engine.state() | random_state(self.engine.device)
+    self.position.layout = self.engine.layout
     about = dict(made_of=self.made_of, position=self.position.to_dict(), config=json.loads(self.config.to_json()))
     try: save_checkpoint(self.folder, self.position.done, self.engine.model, tensors, about, self.config.keep)
     except InputError as exc: self.decide('checkpoint', Choice('not saved', str(exc)))
@@ -414,7 +482,8 @@ def epochs(self: Trainer,
     valid: np.ndarray | None, # row numbers to evaluate on; None: no evaluation
     resume: bool = False # go on from the last checkpoint of the folder, if there is one
 ) -> Iterator[Epoch]:
-    "Reset the engine, train, and give the result of each epoch; the best weights are kept, not put back. Raises `InputError` for what does not fit together, before anything is written."
+    """Reset the engine, train, and give the result of each epoch; the best weights are kept, not put back.
+    Raises `InputError` for what does not fit together, before anything is written."""
     train, valid = np.array(train), None if valid is None else np.array(valid) # also of a tensor, an index or a range
     self._begin(train, valid, resume)
     state = 'failed'
@@ -434,6 +503,7 @@ def epochs(self: Trainer,
     except BaseException as exc: self.meter.note = f'{type(exc).__name__}: {exc}'.splitlines()[0][:200]; raise
     finally: self._end(state)
 
+# %% ../nbs/46_trainer.ipynb #52d896ca
 @patch
 def _end(self: Trainer, state):
     if self.bar is not None: self.bar.close()
@@ -448,27 +518,36 @@ def _close_epoch(self: Trainer, valid, loss):
     c, p = self.config, self.position
     seconds, start = max(p.seconds, 1e-9), time.perf_counter()
     rates = p.rows / seconds, p.tokens / seconds, self._lr(max(0, p.done - p.skipped - 1))
-    result = Epoch(p.epoch, loss, math.nan, math.nan, {}, *rates) if valid is None else self._evaluate(valid, p.epoch, loss, *rates)
+    if valid is None: result = Epoch(p.epoch, loss, math.nan, math.nan, {}, *rates)
+    else: result = self._evaluate(valid, p.epoch, loss, *rates)
     p.since += 1
-    if result.score > (-math.inf if p.best is None else p.best): p.best, p.since = result.score, 0; self.engine.keep_best()
+    if result.score > (-math.inf if p.best is None else p.best):
+        p.best, p.since = result.score, 0
+        self.engine.keep_best()
     p.history.append(result)
     self.meter.score = signed(c.metric, result.score) if math.isfinite(result.score) else None
     if self.loader is not None: self._measure_workers(rates[0])
-    p.finished = not math.isfinite(loss) or bool(valid is not None and c.patience and p.since >= c.patience) or p.epoch == c.epochs
+    patient = valid is None or not c.patience or p.since < c.patience
+    p.finished = not math.isfinite(loss) or not patient or p.epoch == c.epochs
     if p.finished and p.skipped:
-        self.decide('updates', Choice(f'{p.done - p.skipped} of {p.done}', 'fp16: the others had gradients that are not finite'))
+        why = 'fp16: the others had gradients that are not finite'
+        self.decide('updates', Choice(f'{p.done - p.skipped} of {p.done}', why))
     p.epoch, p.within, p.loss_sum, p.weight_sum, p.seconds, p.rows, p.tokens = p.epoch + 1, 0, 0., 0., 0., 0, 0
     self.meter.pause(time.perf_counter() - start)
     if math.isfinite(loss): self._save()
     if self.on_epoch: self.on_epoch(result)
     return result
 
+# %% ../nbs/46_trainer.ipynb #ae5ac783
 @patch
 def _evaluate(self: Trainer, valid, epoch, loss, samples_per_s, tokens_per_s, lr):
-    metrics = score(self._predict(valid), self.engine.answers(self.store, valid), task=self.store.task, custom=self.custom)
-    value = signed(self.config.metric, metrics[self.config.metric]) if math.isfinite(loss) and math.isfinite(metrics['loss']) else math.nan
+    answers, metric = self.engine.answers(self.store, valid), self.config.metric
+    metrics = score(self._predict(valid), answers, task=self.store.task, custom=self.custom)
+    finite = math.isfinite(loss) and math.isfinite(metrics['loss'])
+    value = signed(metric, metrics[metric]) if finite else math.nan
     return Epoch(epoch, loss, metrics['loss'], value, metrics, samples_per_s, tokens_per_s, lr)
 
+# %% ../nbs/46_trainer.ipynb #5985973c
 @patch
 def _predict(self: Trainer, rows):
     "Outputs of rows, fewer at once where they do not fit"
@@ -480,17 +559,19 @@ def _predict(self: Trainer, rows):
             if not self.config.shrink or not is_out_of_memory(exc): raise
             why = str(exc).splitlines()[0][:120] if str(exc) else 'out of memory'
         if self.engine.device.type == 'cuda': torch.cuda.empty_cache()
-        choice = smaller_pieces(p.eval_batch, None, 0, why)
-        self.decide('rows at once in evaluation', choice)
-        p.eval_batch = choice.value[0]
+        choice = Layout(rows=p.eval_batch).halved(why, 0)
+        p.eval_batch = choice.value.rows
+        self.decide('rows at once in evaluation', Choice((p.eval_batch, None), choice.reason))
 
 # %% ../nbs/46_trainer.ipynb #e3210f80
 @patch
 def _gather_ahead(self: Trainer, workers):
     c = self.config
     if self.loader is not None: self.loader.close()
-    self.loader = Loader(self.store, str(self.engine.device), workers, persistent=c.persistent_workers, prefetch=c.prefetch, pin=c.pin_memory)
+    self.loader = Loader(self.store, str(self.engine.device), workers, persistent=c.persistent_workers,
+                         prefetch=c.prefetch, pin=c.pin_memory)
 
+# %% ../nbs/46_trainer.ipynb #43ba0d01
 @patch
 def _measure_workers(self: Trainer, rate):
     "After an epoch: try the number that gathering seems to need, then keep the faster one"
@@ -498,8 +579,10 @@ def _measure_workers(self: Trainer, rate):
     self.rates[self.loader.workers] = rate
     if len(self.rates) > 1: choice = faster_workers(self.rates)
     else:
-        plan = [step for step, _ in zip(steps(self.store, self.train, self.config.effective_batch, layout=self.config.layout, physical=self.position.physical or None, max_tokens=self.position.max_tokens), range(3))]
-        choice = choose_workers(gather_seconds(self.store, plan), self.config.effective_batch / rate, len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1)
+        effective = self.config.effective_batch
+        few = islice(steps(self.store, self.train, effective, layout=self.engine.layout), 3)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+        choice = choose_workers(gather_seconds(self.store, few), effective / rate, cores)
     self.decide('workers', choice)
     if choice.value != self.loader.workers: self._gather_ahead(choice.value)
     elif len(self.rates) == 1: self.rates[-1] = -1. # nothing else to try
@@ -512,8 +595,10 @@ def fit(self: Trainer,
     on_epoch: Callable[[Epoch], None] | None = None, # called after each epoch, beside the trainer's own
     resume: bool = False # go on from the last checkpoint of the folder, if there is one
 ) -> FitResult:
-    "Train, and leave the engine with the weights of the best epoch. Raises `FloatingPointError` when no epoch gave a number."
-    if valid is None: raise InputError('fit needs rows to evaluate on, which tell the best epoch; to train on all rows take refit')
+    """Train, and leave the engine with the weights of the best epoch.
+    Raises `FloatingPointError` when no epoch gave a number."""
+    if valid is None:
+        raise InputError('fit needs rows to evaluate on, which tell the best epoch; to train on all rows take refit')
     start = time.perf_counter()
     for epoch in self.epochs(train, valid, resume):
         if on_epoch: on_epoch(epoch)
@@ -524,24 +609,40 @@ def fit(self: Trainer,
     best = max(real, key=lambda e: e.score) if real else None
     self.engine.restore_best()
     self._engine_notes() # of the last evaluation too
-    result = FitResult(best.score if best else math.nan, best.epoch if best else 0, tuple(p.history), len(p.history) < c.epochs and not self.stopping, p.done - p.skipped, time.perf_counter() - start, c,
-                       tuple(p.decisions), self.stopping and not p.finished)
-    if self.folder and not self.rank and p.finished:
-        save_model(self.engine.model, self.folder / 'model', self.tokenizer, self.max_length)
-        write_json(self.folder / 'train.json', dict(config=asdict(c), history=[asdict(e) for e in p.history], best_epoch=result.best_epoch, stopped_early=result.stopped_early, seconds=result.seconds,
-                                                    metric=c.metric, decisions=p.decisions))
+    result = FitResult(
+        best.score if best else math.nan, best.epoch if best else 0, tuple(p.history),
+        len(p.history) < c.epochs and not self.stopping, p.done - p.skipped, time.perf_counter() - start, c,
+        tuple(p.decisions), self.stopping and not p.finished)
+    if self.folder and not self.rank and p.finished: self._write(result)
     if self.on_end: self.on_end(result)
     return result
 
+# %% ../nbs/46_trainer.ipynb #3331f19a
+@patch
+def _write(self: Trainer, result):
+    "The model and the record of a finished run"
+    save_model(self.engine.model, self.folder / 'model', self.tokenizer, self.max_length)
+    write_json(self.folder / 'train.json', dict(
+        config=asdict(self.config), history=[asdict(e) for e in result.history], best_epoch=result.best_epoch,
+        stopped_early=result.stopped_early, seconds=result.seconds, metric=self.config.metric,
+        decisions=self.position.decisions))
+
+# %% ../nbs/46_trainer.ipynb #747992b9
 @patch
 def _no_score(self: Trainer, history, valid):
-    c = self.config
+    c, rows = self.config, f'on these {len(valid)} rows'
     if all(math.isfinite(e.train_loss + e.valid_loss) for e in history):
-        if c.metric == 'custom': raise InputError(f'the custom metric gave no finite number on these {len(valid)} rows in any epoch; let it return one, or choose another metric')
-        raise InputError(f'{c.metric} is not defined on these {len(valid)} rows: a label is missing among them; choose another metric or other rows')
-    said = next((d['reason'] for d in self.position.decisions[::-1] if d['what'] == 'loss'), '')
-    raise FloatingPointError(f'the loss is not a number in epoch 1 (lr {c.lr:g}, {self.engine.precision.compute.value}); lower the learning rate or train in fp32' + (f'. {said}' if said else ''))
+        if c.metric == 'custom':
+            raise InputError(f'the custom metric gave no finite number {rows} in any epoch; '
+                             'let it return one, or choose another metric')
+        raise InputError(f'{c.metric} is not defined {rows}: a label is missing among them; '
+                         'choose another metric or other rows')
+    reason = next((d['reason'] for d in self.position.decisions[::-1] if d['what'] == 'loss'), '')
+    raise FloatingPointError(
+        f'the loss is not a number in epoch 1 (lr {c.lr:g}, {self.engine.precision.compute.value}); '
+        'lower the learning rate or train in fp32' + (f'. {reason}' if reason else ''))
 
+# %% ../nbs/46_trainer.ipynb #8a557081
 @patch
 def start(self: Trainer, train: np.ndarray, valid: np.ndarray, resume: bool = False) -> Beside: # as for `fit`
     "`fit` in a thread, so that a notebook goes on: look with `progress()` or `progress.live`, end it with `stop()`"
@@ -553,16 +654,24 @@ def refit(self: Trainer,
     rows: np.ndarray, # row numbers to train on
     resume: bool = False # as for `fit`
 ) -> list[float]: # training loss of each epoch
-    "Reset the engine and train all epochs, without evaluation and early stopping. Raises `FloatingPointError` for a loss that is not a number."
+    """Reset the engine and train all epochs, without evaluation and early stopping.
+    Raises `FloatingPointError` for a loss that is not a number."""
     for epoch in self.epochs(rows, None, resume):
-        if not math.isfinite(epoch.train_loss): raise FloatingPointError(f'the loss is not a number in epoch {epoch.epoch} of the refit (lr {self.config.lr:g})')
-    if self.engine.average is not None: self.engine.keep_best(); self.engine.restore_best() # what is evaluated and saved
-    if self.folder and not self.rank and self.position.finished: save_model(self.engine.model, self.folder / 'model', self.tokenizer, self.max_length)
+        if not math.isfinite(epoch.train_loss):
+            raise FloatingPointError(
+                f'the loss is not a number in epoch {epoch.epoch} of the refit (lr {self.config.lr:g})')
+    if self.engine.average is not None: # what is evaluated and saved
+        self.engine.keep_best()
+        self.engine.restore_best()
+    if self.folder and not self.rank and self.position.finished:
+        save_model(self.engine.model, self.folder / 'model', self.tokenizer, self.max_length)
     return [e.train_loss for e in self.position.history]
 
 # %% ../nbs/46_trainer.ipynb #d5c5827b
-BUILT_IN = {'precision', 'tf32', 'fused', 'compile', 'fast', 'graphs', 'channels_last', 'zero_grad_none', 'optimizer', 'checkpointing', 'attention', 'weights', 'fp8', 'cudnn_benchmark', 'deterministic', 'ema',
-            'adapter', 'adapter_rank', 'adapter_alpha', 'adapter_dropout', 'adapter_targets'} # what only `make_engine` reads
+BUILT_IN = { # what only `make_engine` reads
+    'precision', 'tf32', 'fused', 'compile', 'fast', 'graphs', 'channels_last', 'zero_grad_none', 'optimizer',
+    'checkpointing', 'attention', 'weights', 'fp8', 'cudnn_benchmark', 'deterministic', 'ema', 'adapter',
+    'adapter_rank', 'adapter_alpha', 'adapter_dropout', 'adapter_targets'}
 
 def with_rows(
     config: TrainConfig, changes: dict # fields
@@ -571,16 +680,21 @@ def with_rows(
     smaller = changes.get('physical_batch') and changes['physical_batch'] < (config.physical_batch or math.inf)
     return replace(config, **{**(dict(batch_table=None) if smaller else {}), **changes})
 
+# %% ../nbs/46_trainer.ipynb #1a8b41a3
 def trial_config(
     config: TrainConfig, params: dict # of a trial
 ) -> TrainConfig:
     "The configuration with a trial's values. Raises `InputError` for those that it cannot have."
     names = {f.name for f in fields(TrainConfig)} - BUILT_IN
-    if fixed := set(params) & BUILT_IN: raise InputError(f'{sorted(fixed)} belong to the engine, which is built once for the study; a search may not vary them')
-    if unknown := set(params) - names: raise InputError(f'TrainConfig has no {sorted(unknown)}; a search may vary {sorted(names)}')
+    if fixed := set(params) & BUILT_IN:
+        raise InputError(f'{sorted(fixed)} belong to the engine, which is built once for the study; '
+                         'a search may not vary them')
+    if unknown := set(params) - names:
+        raise InputError(f'TrainConfig has no {sorted(unknown)}; a search may vary {sorted(names)}')
     try: return with_rows(replace(config, recover=False), params)
     except ValueError as exc: raise InputError(f'parameters {params}: {exc}') from None
 
+# %% ../nbs/46_trainer.ipynb #c3bfad8a
 def fold_runner(
     engine: Engine, # one for the whole study; reset for each fold
     store: TokenStore,
@@ -589,7 +703,8 @@ def fold_runner(
     on_step: Callable[[int, int], None] | None = None, # see `Trainer`
     custom: Callable[[np.ndarray, np.ndarray], float] | None = None # likewise
 ) -> Callable[[dict, int], Iterator[float]]:
-    "`runner(params, fold)`: train the fold with these values over the configuration, one score an epoch. A loss that breaks ends the fold: a search has to see what a learning rate does."
+    """`runner(params, fold)`: train the fold with these values over the configuration, one score an epoch.
+    A loss that breaks ends the fold: a search has to see what a learning rate does."""
     store = store.to(engine.device)
     def runner(params, fold):
         trainer = Trainer(engine, store, trial_config(config, params), on_step=on_step, custom=custom)

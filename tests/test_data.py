@@ -875,7 +875,7 @@ def test_each_sample_once_an_epoch_in_the_step_of_a_plain_loop(lengths, effectiv
     max_tokens = data.draw(st.one_of(st.none(), st.integers(max(lengths), 2000)))
     store = store_of(lengths, max_length)
     rows = np.array(sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))))
-    plan = list(steps(store, rows, effective, seed, epoch, layout, physical, max_tokens))
+    plan = list(steps(store, rows, effective, seed=seed, epoch=epoch, layout=layout, physical=physical, max_tokens=max_tokens))
     assert sorted(int(r) for s in plan for m in s for r in m.rows) == rows.tolist()
     plain = plain_steps(rows.tolist(), effective, seed, epoch)
     physical = physical or min(effective, len(rows))
@@ -883,7 +883,7 @@ def test_each_sample_once_an_epoch_in_the_step_of_a_plain_loop(lengths, effectiv
     assert [padded_tokens(s) for s in plan] == [sum(m.pad_to if layout == 'packed' else len(m.rows) * m.pad_to for m in s) for s in plan]
     assert all(padded_tokens(s) >= real_tokens(store, s) == sum(lengths[r] for m in s for r in m.rows) for s in plan)
     k = data.draw(st.integers(0, len(plan) + 1))
-    later = steps(store, rows, effective, seed, epoch, layout, physical, max_tokens, first_step=k)
+    later = steps(store, rows, effective, seed=seed, epoch=epoch, layout=layout, physical=physical, max_tokens=max_tokens, first_step=k)
     assert [[m.rows.tolist() for m in s] for s in later] == [[m.rows.tolist() for m in s] for s in plan[k:]], 'the epoch goes on where it stopped'
 
 
@@ -891,8 +891,8 @@ def test_each_sample_once_an_epoch_in_the_step_of_a_plain_loop(lengths, effectiv
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=80), st.integers(1, 40), st.integers(1, 9), st.sampled_from(list(LAYOUT_LABELS)), st.integers(1, 50))
 def test_ranks_together_hold_exactly_the_step(lengths, effective, ranks, layout, physical):
     store, rows = store_of(lengths, 300), np.arange(len(lengths))
-    whole = list(steps(store, rows, effective, 3, 1, layout, physical))
-    shares = [list(steps(store, rows, effective, 3, 1, layout, physical, rank=r, ranks=ranks)) for r in range(ranks)]
+    whole = list(steps(store, rows, effective, seed=3, epoch=1, layout=layout, physical=physical))
+    shares = [list(steps(store, rows, effective, seed=3, epoch=1, layout=layout, physical=physical, rank=r, ranks=ranks)) for r in range(ranks)]
     assert {len(s) for s in shares} == {len(whole)}
     for step, *parts in zip(whole, *shares):
         held = [[int(r) for m in part for r in m.rows] for part in parts]
@@ -974,7 +974,7 @@ def test_grouped_batches_are_those_of_hugging_face(lengths, effective, epoch):
     theirs = get_length_grouped_indices(lengths, effective, generator=torch.Generator().manual_seed(7 * 1_000_003 + epoch))
     ours = grouped_order(np.arange(len(lengths)), np.array(lengths), effective, 7, epoch)
     assert ours.tolist() == theirs
-    found = list(steps(store_of(lengths, 300), np.arange(len(lengths)), effective, 7, epoch, 'grouped'))
+    found = list(steps(store_of(lengths, 300), np.arange(len(lengths)), effective, seed=7, epoch=epoch, layout='grouped'))
     assert [sorted(int(r) for m in s for r in m.rows) for s in found] == [sorted(theirs[n:n + effective]) for n in range(0, len(theirs), effective)]
 
 
@@ -1018,7 +1018,7 @@ def test_the_made_up_table_can_be_learnt_and_is_repeatable():
 def test_plans_and_tables_can_be_compared():
     store = store_of([5, 9, 20, 3, 7])
     for layout in ('sorted', 'packed'):
-        a, b, c = ([m for s in steps(store, np.arange(5), 3, seed, layout=layout) for m in s] for seed in (0, 0, 1))
+        a, b, c = ([m for s in steps(store, np.arange(5), 3, seed=seed, layout=layout) for m in s] for seed in (0, 0, 1))
         assert a == b and a != c and a[0] != MicroBatch(a[0].rows, a[0].pad_to + 1, a[0].offsets)
         assert [gather(store, m) for m in a] == [gather(store, m) for m in b] != [gather(store, m) for m in c]
     words = lambda last: table_from(dict(text=[['a', 'b'], ['c']], label=[['x', 'o'], [last]]), task='tokens')

@@ -78,7 +78,7 @@ def ours(store, layout, physical, effective, n, spy=None, **kwargs):
         if not first: first.extend(p.grad.clone() for p in engine.model.parameters())
         return real(*a, **k)
     engine.optimizer.step = step
-    plan = list(steps(store, np.arange(len(store)), effective, 5, 2, layout, physical))[:n]
+    plan = list(steps(store, np.arange(len(store)), effective, seed=5, epoch=2, layout=layout, physical=physical))[:n]
     losses = [engine.step(store, spy(m) if spy else m).item() for m in plan]
     return losses, first, [p.detach() for p in engine.model.parameters()]
 

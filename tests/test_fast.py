@@ -46,7 +46,7 @@ STORE = made_up()
 
 def losses(engine, store=STORE, effective=8, epochs=1, lr=3e-3, layout='sorted', physical=4, **values):
     engine.reset(lr=lr, **values)
-    return [engine.step(store, micro).item() for e in range(epochs) for micro in steps(store, np.arange(len(store)), effective, 1, e, layout, physical)]
+    return [engine.step(store, micro).item() for e in range(epochs) for micro in steps(store, np.arange(len(store)), effective, seed=1, epoch=e, layout=layout, physical=physical)]
 
 
 def same_weights(a, b, rtol=2e-3, atol=2e-4):
@@ -210,7 +210,7 @@ def test_attention_of_transformers_in_places_equals_the_plain_engine(name):
     for module in call.modules: module.register_forward_hook(lambda m, a, found: ran.append(found[0][0].detach()))
     shape = Shape(((1, 64), (3, 32), (8, 16)), 320)
     fast.known = {k: replace(c, value=(shape,)) for k, c in fast.known.items()}  # seven rows leave places empty
-    micro = list(steps(STORE, np.argsort(STORE.lengths)[:7], 7, 1, 2, 'padded'))[0]
+    micro = list(steps(STORE, np.argsort(STORE.lengths)[:7], 7, seed=1, epoch=2, layout='padded'))[0]
     np.testing.assert_allclose(plain.step(STORE, [*micro]).item(), fast.step(STORE, [*micro]).item(), rtol=2e-5)
     assert (shape, STORE.task) in fast.built and len(ran) % len(call.modules) == 0
     if not fast.graphs: assert len(ran) and all(len(f) == 320 and not f[int(STORE.lengths[micro[0].rows].sum()):].any() and f[:int(STORE.lengths[micro[0].rows].sum())].any(1).all() for f in ran)
@@ -293,7 +293,7 @@ def test_a_stand_in_leaves_its_model_as_it_is(name):
     fast = own_attention(cls(config(**small(**extra) | dict(attention_probs_dropout_prob=.5, hidden_dropout_prob=.1))), 'any')
     of = lambda model: ([*model.state_dict()], [n for n, _ in model.named_parameters()], [n for n, _ in model.named_modules()], [sorted(m.__dict__) for m in model.modules()])
     before, ids = of(fast.model), [id(p) for p in fast.model.parameters()]
-    micro = list(steps(STORE, np.arange(len(STORE)), 8, 1, 0, 'sorted', 4))[0]
+    micro = list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=4))[0]
     fast.reset(lr=0.)
     assert len({fast.step(STORE, micro).item() for _ in range(3)}) == 3
     call, (static, _) = fast.call_for(STORE), next(iter(fast.built.values()))
@@ -520,7 +520,7 @@ def test_every_task_in_every_layout_of_the_plain_path(family, head, task, layout
     from test_layouts import LENGTHS, model_of, store_of
     store = store_of(LENGTHS * 2, task)
     plain, fast = (kind(model_of(family, head, labels=1 if task == 'regression' else 3), FP32) for kind in (Engine, Fast))
-    cut_up = lambda engine: (engine.reset(lr=1e-3), [engine.step(store, m).item() for m in steps(store, np.arange(24), 10, 1, 0, layout, 4, 70)])[1]
+    cut_up = lambda engine: (engine.reset(lr=1e-3), [engine.step(store, m).item() for m in steps(store, np.arange(24), 10, seed=1, epoch=0, layout=layout, physical=4, max_tokens=70)])[1]
     a, b = cut_up(plain), cut_up(fast)
     assert len(a) == 3 and a[0] != a[-1] and not fast.reason
     np.testing.assert_allclose(a, b, rtol=5e-5)
@@ -536,7 +536,7 @@ def test_a_step_waits_for_nothing(name, values, monkeypatch):
     if torch.cuda.is_available(): pytest.skip('replays are not dispatched: see the next test')
     fast = Fast(model_of(name), FP32, at_once=4)
     losses(fast, **values)
-    plan, built = list(steps(STORE, np.arange(len(STORE)), 8, 1, 0, 'sorted', 4)), len(fast.built)
+    plan, built = list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=4)), len(fast.built)
     if name == 'distilbert': monkeypatch.setattr('transformers.masking_utils._ignore_bidirectional_mask_sdpa', lambda *a: False)  # transformers asks whether all of a mask is 1, unless it is captured
     with NoWait(): found = [fast.step(STORE, micro) for micro in plan]
     assert len(fast.built) == built and all(f.ndim == 0 and not f.requires_grad for f in found)
@@ -549,7 +549,7 @@ def test_a_step_waits_for_nothing(name, values, monkeypatch):
 def test_a_captured_step_waits_for_nothing():
     fast = Fast(model_of('deberta'), FP32, at_once=4)
     losses(fast)
-    plan = list(steps(STORE, np.arange(len(STORE)), 8, 1, 0, 'sorted', 4))
+    plan = list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=4))
     torch.cuda.set_sync_debug_mode('error')
     try: [fast.step(STORE, micro) for micro in plan]
     finally: torch.cuda.set_sync_debug_mode('default')
@@ -606,7 +606,7 @@ def test_dropout_differs_between_steps_and_rows_of_replays():
     for dropout, different in ((.3, True), (0., False)):
         engine = Fast(example_model(dropout=dropout), FP32)
         engine.reset(lr=0.)
-        micro = next(iter(steps(STORE, np.arange(len(STORE)), 8, 1, 0, 'sorted', 8)))
+        micro = next(iter(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=8)))
         found = {engine.step(STORE, micro).item() for _ in range(3)}
         assert (len(found) == 3) == different, found
 
@@ -686,7 +686,7 @@ print(json.dumps([losses(kind(example_model(), FP32), epochs=2, seed=3) for kind
 def test_train_and_evaluate_alternate():
     engine, other = Fast(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     engine.reset(lr=1e-3), other.reset(lr=1e-3)
-    plan = list(steps(STORE, np.arange(len(STORE)), 8, 0, 0, 'sorted', 4))
+    plan = list(steps(STORE, np.arange(len(STORE)), 8, seed=0, epoch=0, layout='sorted', physical=4))
     for micro in plan:
         a = engine.step(STORE, micro)
         engine.predict(STORE, np.arange(9))
@@ -729,7 +729,7 @@ def test_shapes_are_those_of_full_steps():
     assert rows(24) == {24} and rows(8) == {8} and rows(90) == {len(STORE)}
     assert engine.full == 8 and sorted(n for _, n in engine.known) == [8, 24, 32, 37]
     engine.reset(rows=16)
-    engine.step(STORE, next(iter(steps(STORE, np.arange(5), 8, 1, 0, 'sorted', 4))))
+    engine.step(STORE, next(iter(steps(STORE, np.arange(5), 8, seed=1, epoch=0, layout='sorted', physical=4))))
     assert engine.full == 16 and {k[0].rows for k in engine.built if k[0] in engine.shapes_for(STORE, 16)} == {16}
 
 
@@ -802,7 +802,7 @@ def test_weights_are_windows_and_saved_as_before(tmp_path):
 def test_a_loaded_optimizer_goes_on_as_the_one_that_was_saved():
     "torch's own door, with moments, count of updates and rate, in place; what was there before is gone"
     saved, loaded = (Fast(example_model(dropout=0.), FP32) for _ in range(2))
-    plan = list(steps(STORE, np.arange(len(STORE)), 8, 1, 0, 'sorted', 4))
+    plan = list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=4))
     losses(loaded, lr=1e-2)
     saved.reset(lr=3e-3)
     for micro in plan[:3]: saved.step(STORE, micro)
@@ -843,6 +843,31 @@ def test_out_of_memory_takes_fewer_rows_at_once(monkeypatch):
     assert fast.at_once == 4 and any('at most 4 rows' in n for n in fast.notes) and max(tried) >= 8
     monkeypatch.setattr(FastEngine, '_build', lambda *a: (_ for _ in ()).throw(torch.OutOfMemoryError('CUDA out of memory')))
     with pytest.raises(torch.OutOfMemoryError): losses(Fast(example_model(dropout=0.), FP32))
+
+
+def test_a_trainer_gives_rows_only_and_halves_the_rows_at_once(monkeypatch):
+    "No micro-batches; out of memory while a built shape runs: fewer rows at once, the same losses"
+    from optkit.config import TrainConfig
+    from optkit.trainer import Trainer
+    config, given = TrainConfig(effective_batch=8, epochs=2, lr=1e-3, precision='fp32', metric='loss', layout='packed'), []
+    def run(fast):
+        found, real = [], fast.step
+        monkeypatch.setattr(fast, 'step', lambda store, step: (given.append(step), found.append(real(store, step)), found[-1])[2], raising=False)
+        trainer = Trainer(fast, STORE, config)
+        trainer.refit(np.arange(len(STORE)))
+        return torch.stack(found).tolist(), trainer
+    want, _ = run(Fast(example_model(dropout=0.), FP32))
+    assert given and all(isinstance(step, np.ndarray) for step in given)
+    fast, put = Fast(example_model(dropout=0.), FP32), StaticBatch.put
+    def full(self, store, placed, weight):
+        if fast.built and self.shape.rows > 4: raise torch.OutOfMemoryError('CUDA out of memory')
+        return put(self, store, placed, weight)
+    monkeypatch.setattr('optkit.fast.StaticBatch.put', full)
+    found, trainer = run(fast)
+    np.testing.assert_allclose(found, want, rtol=1e-4)
+    assert fast.at_once == 4 and [d['what'] for d in trainer.position.decisions][:1] == ['physical batch'] and 'at most 4 rows' in trainer.position.decisions[0]['reason']
+    assert fast.micro_batches > 1 and fast.own_cut().value == 4
+    with fast.plainly(): assert fast.own_cut() is None and Engine.own_cut(fast) is None
 
 
 def test_a_compiler_that_fails_is_left_out(monkeypatch):
@@ -1145,7 +1170,7 @@ def test_another_call_of_the_same_model_has_places_of_its_own(other):
     model = example_model(dropout=0.)
     fast, short = Fast(model, FP32), replace(STORE, max_length=61)
     fast.reset(lr=0.)
-    micro = next(iter(steps(STORE, np.arange(len(STORE)), 8, 1, 0, 'sorted', 4)))
+    micro = next(iter(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=4)))
     expected = fast.step(STORE, micro).item()
     second = Fast(model, FP32) if other == 'engine' else fast
     second.reset(lr=0.)

@@ -12,7 +12,10 @@ from optkit import engine as engine_module
 from optkit.base import InputError
 from optkit.table import IGNORED, table_from
 from optkit.store import tokenise, TokenStore, word_tokenizer
-from optkit.steps import Batch, gather, LAYOUTS, MicroBatch, packed_of, Step, steps
+from optkit.steps import (
+    Batch, gather, grouped_order, Layout, LAYOUT_LABELS, LAYOUTS, micro_batches, MicroBatch, pack, pack_budget, packed_of,
+    rank_share, sample_order, Step, steps)
+from optkit.config import parse_settings, TrainConfig
 from optkit.models import example_model
 from optkit.packing import Packing, packing_problem
 from optkit.engine import Engine, packing, step_weight
@@ -271,3 +274,91 @@ def test_predict_gives_the_loss_and_the_hit_of_each_next_token():
     engine, store = Engine(model_of('llama', 'ForCausalLM'), FP32), store_of(LENGTHS, 'causal')
     found = engine.predict(store, np.arange(3))
     assert found.shape == (store.targets[:3].sum(), 2) and set(found[:, 1].tolist()) <= {0., 1.}
+
+
+# --- Layout
+
+def cut_before(rows, lengths, physical, layout, max_length, max_tokens=None, table=None):
+    "The cut as it was before layouts, written again: (row numbers, width) of each micro-batch"
+    pad = lambda part: int(min(-(-lengths[part].max() // 8) * 8, max_length))
+    if not len(rows): return []
+    if layout == 'packed':
+        budget = max_tokens or max_length * int(physical ** .5)
+        packs = [rows[places] for places in pack(lengths[rows], budget)]
+        return [(p.tolist(), int(min(-(-lengths[p].sum() // 64) * 64, budget))) for p in packs]
+    if layout in ('sorted', 'grouped'): rows = rows[np.argsort(lengths[rows], kind='stable')]
+    parts = np.array_split(rows, -(-len(rows) // physical))
+    if table and layout in ('sorted', 'grouped'):
+        parts, end = [], len(rows)
+        while end:
+            size = next((n for tokens, n in sorted(table) if pad(rows[end - 1:end]) <= tokens), physical)
+            parts.insert(0, rows[max(0, end - size):end])
+            end = max(0, end - size)
+    return [(p.tolist(), max_length if layout == 'full' else pad(p)) for p in parts]
+
+
+@pytest.mark.parametrize('layout', LAYOUT_LABELS)
+def test_a_layout_cuts_as_before(layout):
+    "Random lengths, sizes and tables; whole epochs on one rank and on three"
+    rng = np.random.default_rng(1)
+    for trial in range(60):
+        lengths, effective = rng.integers(1, 65, rng.integers(1, 60)), int(rng.integers(1, 20))
+        rows, physical = np.arange(len(lengths)), [None, int(rng.integers(1, 20))][trial % 2]
+        tokens = [None, int(rng.integers(64, 400))][trial // 2 % 2] if layout == 'packed' else None
+        table = ((16, 25), (40, 21)) if layout in ('sorted', 'grouped') and trial % 3 == 0 else None
+        store = store_of(lengths)
+        order = grouped_order(rows, lengths, effective, 3, 1) if layout == 'grouped' else sample_order(rows, 3, 1)
+        size = physical or min(effective, len(rows))
+        for rank, ranks in ((0, 1), (1, 3)):
+            plan = steps(store, rows, effective, layout=Layout(layout, physical, tokens, table), seed=3, epoch=1, rank=rank, ranks=ranks)
+            shares = [rank_share(order[k:k + effective], lengths, layout, rank, ranks) for k in range(0, len(order), effective)]
+            want = [cut_before(share, lengths, size, layout, 64, tokens, table) for share in shares]
+            assert [[(m.rows.tolist(), m.width) for m in step] for step in plan] == want
+        if physical: # the same by separate values
+            assert micro_batches(rows, lengths, physical, layout, 64, tokens, table) == Layout(layout, physical, tokens, table).cut(rows, lengths, 64)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_a_layout_is_halved_down_to_one_row(layout):
+    "Each time smaller, the same rows; a table goes first; in the end an error that says what to do"
+    lengths = np.random.default_rng(2).integers(1, 65, 30)
+    now, longest = Layout(layout, table=((16, 30),) if layout == 'sorted' else None).sized(30, 64), int(lengths.max())
+    most = lambda l: max(m.tokens if layout == 'packed' else len(m.rows) for m in l.cut(np.arange(30), lengths, 64))
+    sizes = []
+    with pytest.raises(MemoryError, match='one row.* does not fit .no room.; shorten the rows'):
+        while True:
+            assert sorted(r for m in now.cut(np.arange(30), lengths, 64) for r in m.rows) == list(range(30))
+            sizes.append(most(now))
+            choice = now.halved('no room', longest, 30)
+            assert choice.reason.startswith('no room: ')
+            now = choice.value
+    assert sizes == sorted(sizes, reverse=True) and len(sizes) >= 3 and now.table is None
+    assert sizes[-1] <= (64 if layout == 'packed' else 1)
+    assert Layout(layout).within(now).within(None) == now, 'the next run begins with what fitted'
+
+
+def test_a_layout_as_text_and_as_fields():
+    "The fields of a configuration are the text form; contradictions are refused at once"
+    config = TrainConfig(**parse_settings(['layout=packed', 'max_tokens=640']))
+    assert Layout.from_config(config) == Layout('packed', tokens=640) and Layout.from_config(TrainConfig()) == Layout()
+    assert Layout(table=[[16, 24], [32, 8]]) == Layout.from_config(TrainConfig(batch_table=((16, 24), (32, 8))))
+    store = store_of(LENGTHS)
+    assert list(steps(store, np.arange(12), 5, layout='padded', physical=2)) == list(steps(store, np.arange(12), 5, layout=Layout('padded', 2)))
+    for wrong, said in ((dict(name='random'), 'expected one of'), (dict(rows=0), 'rows 0: expected a whole number'), (dict(tokens=64), "tokens are for the layout 'packed'"), (dict(name='packed', tokens=1.5), 'tokens 1.5'),
+                        (dict(name='padded', table=((16, 4),)), 'table is for the layouts'), (dict(table=((16, 0),)), 'table 0'), (dict(table=()), 'pairs of tokens and rows'), (dict(table=((16, 4, 2),)), 'pairs')):
+        with pytest.raises(ValueError, match=said): Layout(**wrong)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_an_engine_is_given_rows(layout):
+    "Rows cut by the engine's layout give the step that is given as micro-batches, to the bit"
+    store, rows, cut = store_of(LENGTHS), np.array([4, 0, 11, 2, 7, 9, 1]), Layout(layout, 3, 70 if layout == 'packed' else None)
+    losses = []
+    for step in (rows, rows.tolist(), torch.from_numpy(rows), Step(cut.cut(rows, store.lengths, 64), rows)):
+        engine = Engine(model_of('bert'), FP32)
+        engine.layout = cut
+        losses.append([engine.step(store, step).item() for _ in range(3)])
+        assert engine.micro_batches == len(cut.cut(rows, store.lengths, 64)) > 1
+    assert losses[0] == losses[1] == losses[2] == losses[3] and losses[0][0] != losses[0][1]
+    with pytest.raises(ValueError, match='expected numbers from 0 to 11, found -1'): engine.step(store, [3, -1])
+    with pytest.raises(ValueError, match='for a mask pass'): engine.step(store, np.ones(12, dtype=bool))

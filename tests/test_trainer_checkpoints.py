@@ -13,12 +13,13 @@ from optkit.checkpoint import (
     check_same, checkpoints, latest_checkpoint, model_digest, read_checkpoint, rows_digest, save_model)
 from optkit.base import InputError
 from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.steps import Layout
 from optkit.models import example_model
 from optkit.hardware import hardware_with
 from optkit.progress import Beside, live, Meter, Progress, read_progress
 from optkit.config import TrainConfig
 from optkit.build import make_engine
-from optkit.trainer import Trainer
+from optkit.trainer import Position, Trainer
 
 torch.set_num_threads(1)
 HERE = hardware_with(None)
@@ -247,7 +248,7 @@ def test_what_only_changes_rounding_may_differ(store, tmp_path):
     with pytest.raises(Stop): again.fit(TRAIN, VALID)
     again = trainer_of(store, tmp_path / 'other', replace(BASE, physical_batch=2, eval_batch=5, spike=7.))
     step, predict = again.engine.step, again.engine.predict
-    again.engine.step = lambda store, micro: (sizes.append(max(len(m.rows) for m in micro)), step(store, micro))[1]
+    again.engine.step = lambda store, micro: (sizes.append(max(len(m.rows) for m in again.engine.cut(store, micro))), step(store, micro))[1]
     again.engine.predict = lambda store, part, batch, *args: (rows.append(batch), predict(store, part, batch, *args))[1]
     again.fit(TRAIN, VALID, resume=True)
     assert set(sizes) == {2} and set(rows) == {5} and again.position.watch.factor == 7, 'a resume may take fewer rows at once'
@@ -342,3 +343,14 @@ def test_memory_is_flat_over_epochs(store, only_new_objects):
     assert len(set(sizes[2:])) == 1 and sizes[2], sizes
     trainer.fit(TRAIN, VALID)
     assert sizes[-1] == sizes[7]
+
+
+def test_a_checkpoint_from_before_layouts_is_read():
+    "Its record held the parts of the layout one by one, without the name"
+    old = json.loads(json.dumps(Position(12, done=5).to_dict()))
+    del old['layout']
+    read = lambda name, *parts: Position.from_dict(old | dict(zip(('physical', 'max_tokens', 'table'), parts)), name).layout
+    assert read('sorted', 4, None, [[16, 8]]) == Layout('sorted', 4, None, ((16, 8),))
+    assert read('packed', 0, 640, None) == Layout('packed', tokens=640) and read('padded', 0, None, None) == Layout('padded')
+    now = Position(12, layout=Layout('packed', tokens=96))
+    assert Position.from_dict(json.loads(json.dumps(now.to_dict()))) == now

@@ -95,7 +95,7 @@ def test_the_plain_loop_is_within_its_own_spread(plain): assert distance(plain[:
 
 def lose_a_micro_batch(monkeypatch):
     real = Engine.step
-    monkeypatch.setattr(Engine, 'step', lambda self, store, micro: real(self, store, Step(micro[:-1], micro.rows)))
+    monkeypatch.setattr(Engine, 'step', lambda self, store, rows: real(self, store, Step(self.cut(store, rows)[:-1], rows)))
 
 def divide_by_the_physical_batch(monkeypatch):
     real = engine_module._loss

@@ -138,7 +138,7 @@ def test_a_table_that_does_not_fit_is_given_up_first(card, store):
     trainer = Trainer(card, store, config)
     result = trainer.fit(np.arange(72), np.arange(72, 96))
     assert [(d['what'], d['value']) for d in result.decisions][0] == ('physical batch', '(8, None)') and 'whatever their length' in result.decisions[0]['reason']
-    assert trainer.position.table is None and result.steps == 6
+    assert trainer.engine.layout.table is None and result.steps == 6
     again = Trainer(card, store, config).fit(np.arange(72), np.arange(72, 96))
     assert not again.decisions, 'the next run begins without it'
 
