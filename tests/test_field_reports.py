@@ -342,7 +342,6 @@ def test_field_preset_takes_an_adapter_on_8_billion_weights_where_it_fits_and_re
 # Padding, saved configurations, class names, ids
 
 torch.set_num_threads(1)
-HERE = hardware_with(None)
 CPU = TrainConfig(precision='fp32', epochs=1, lr=1e-3, effective_batch=16)
 SMALL = dict(vocab_size=204, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
 CAUSAL = dict(SMALL, num_key_value_heads=1, head_dim=16, max_position_embeddings=64)
@@ -662,7 +661,6 @@ def test_field_text_part_of_a_model_of_images_is_read(tmp_path):
 # Model folders, sentencepiece, language models, split words, skipped updates
 
 torch.set_num_threads(1)
-HERE = hardware_with(None)
 
 
 def in_a_line(call, said):
@@ -1760,8 +1758,8 @@ def test_field_a_checkpoint_of_another_version_ends_in_a_line(study_folder, tmp_
 # Faults that were planted
 
 torch.set_num_threads(1)
-HERE = detect() if torch.cuda.is_available() else hardware_with(None)
-FP32_FAULTS = choose_precision(HERE, prefer='fp32', **(dict(tf32=False) if torch.cuda.is_available() else {}))
+MACHINE = detect() if torch.cuda.is_available() else hardware_with(None)
+FP32_FAULTS = choose_precision(MACHINE, prefer='fp32', **(dict(tf32=False) if torch.cuda.is_available() else {}))
 DEVICE = FP32_FAULTS.device
 
 
@@ -1937,7 +1935,7 @@ def test_field_rates_and_mfu_count_no_padding(layout, monkeypatch):
     store, counted = tokenise(example_table(40), word_tokenizer(), 64, progress=False), []
     monkeypatch.setattr(Meter, 'count', lambda self, *numbers: counted.append(numbers))
     config = TrainConfig(epochs=2, effective_batch=8, physical_batch=3, layout=layout, precision='fp32')
-    engine, train = make_engine(example_model(dropout=0.), config, HERE), np.arange(30)
+    engine, train = make_engine(example_model(dropout=0.), config, MACHINE), np.arange(30)
     found = Trainer(engine, store, config).fit(train, np.arange(30, 40))
     rows, _, tokens, flops = np.sum(counted, 0)
     real = store.lengths[train]
@@ -1998,7 +1996,7 @@ def test_field_labels_that_no_loss_can_learn_are_refused(labels, problem, tmp_pa
     model = model_of('Bert', num_labels=1 if problem == 'regression' else 2, problem_type=problem)
     wanted = 'finite numbers, as many in each row' + (', from 0 to 1' if problem != 'regression' else '')
     with pytest.raises(InputError, match=rf'row [12] has the label .*, expected {wanted}'):
-        from_hf(their_trainer_of_configs(tmp_path, model, rows, tokenizer_with()), HERE)
+        from_hf(their_trainer_of_configs(tmp_path, model, rows, tokenizer_with()), MACHINE)
     if problem == 'regression':
         with pytest.raises(InputError, match='labels of regression are'):
             with_labels(store_of(tokenizer_with()), np.resize(labels, 40), 'regression')
@@ -2009,17 +2007,17 @@ def test_field_engine_without_a_trainer_checks_ids_and_pads_with_the_token_of_th
     "As in `predict`, `plan_batch` and `step`, which a user may call alone"
     _, tokenizer, data = unknown_token(tmp_path)
     store = tokenise(table_from(data), tokenizer, 16, progress=False)
-    engine = make_engine(example_model(), replace(CPU, fast=fast), HERE)
+    engine = make_engine(example_model(), replace(CPU, fast=fast), MACHINE)
     with pytest.raises(InputError, match='token 204, but .* knows 204 tokens'): engine.predict(store, np.arange(8))
     rows = store_of(tokenizer_with('[SEP]'))
     for family, pad in (('Llama', None), ('Llama', 1), ('GPT2', None)):
-        found = [make_engine(model_of(family, pad_token_id=p), replace(CPU, fast=fast), HERE) for p in (pad, 3)]
+        found = [make_engine(model_of(family, pad_token_id=p), replace(CPU, fast=fast), MACHINE) for p in (pad, 3)]
         losses = [(engine.reset(), engine.step(rows, [MicroBatch(np.arange(8), 48)]).item())[1] for engine in found]
         assert losses[0] == losses[1] and found[0].model.config.pad_token_id == 3
-        other = make_engine(model_of(family, pad_token_id=pad), replace(CPU, fast=fast), HERE)
+        other = make_engine(model_of(family, pad_token_id=pad), replace(CPU, fast=fast), MACHINE)
         alone, _ = alone_and_together(model_of(family, pad_token_id=3), rows)
         assert torch.allclose(other.predict(rows, np.arange(8)), alone[:8], atol=1e-5)
-        assert plan_batch(make_engine(model_of(family, pad_token_id=pad), CPU, HERE), rows, 8).physical == 8
+        assert plan_batch(make_engine(model_of(family, pad_token_id=pad), CPU, MACHINE), rows, 8).physical == 8
 
 
 def test_field_token_classifier_of_another_order_is_refused_with_what_helps():
@@ -2030,9 +2028,9 @@ def test_field_token_classifier_of_another_order_is_refused_with_what_helps():
     made = lambda labels: tokenise(table_from(dict(text=texts, label=labels), task='tokens'), tokenizer_with(), 48,
                                    progress=False)
     with pytest.raises(InputError, match='B, I, O, but .* has O, B, I in this order; give the labels as the numbers'):
-        Trainer(make_engine(model, CPU, HERE), made(labels), CPU)
+        Trainer(make_engine(model, CPU, MACHINE), made(labels), CPU)
     numbered = made([[str(names.index(l)) for l in row] for row in labels])
-    Trainer(make_engine(model, CPU, HERE), numbered, CPU).fit(np.arange(32), np.arange(32, 40))
+    Trainer(make_engine(model, CPU, MACHINE), numbered, CPU).fit(np.arange(32), np.arange(32, 40))
     assert tuple(model.config.id2label.values()) == names
 
 
@@ -2042,7 +2040,7 @@ def test_field_adapter_on_a_model_of_experts_is_loaded_from_its_folder(store, tm
     config = transformers.MixtralConfig(**GROUPED, num_local_experts=2)
     transformers.MixtralForCausalLM(config).save_pretrained(tmp_path / 'base')
     model = load_model(str(tmp_path / 'base'), store.classes, word_tokenizer())
-    trainer = Trainer(make_engine(model, ADAPTER, HERE), store, ADAPTER, folder=tmp_path / 'run')
+    trainer = Trainer(make_engine(model, ADAPTER, MACHINE), store, ADAPTER, folder=tmp_path / 'run')
     trainer.fit(np.arange(24), np.arange(24, 36))
     want = logits_of(trainer.engine.model, store)
     folder = AutoModelForSequenceClassification.from_pretrained(tmp_path / 'run' / 'model')
