@@ -162,7 +162,8 @@ def store(): return tokenise(example_table(36), word_tokenizer(), 32, progress=F
 
 
 def logits_of(model, store, rows=8):
-    with torch.no_grad(): return model.eval()(**batch_of(store, np.arange(rows), 32)[0]).logits
+    inputs = {name: value.to(model.device) for name, value in batch_of(store, np.arange(rows), 32)[0].items()}
+    with torch.no_grad(): return model.eval()(**inputs).logits.cpu()
 
 
 def loaded_logits(base, folder, store, seed, classes=2):
