@@ -1,7 +1,7 @@
 """Measure how the chapters hang together, and how their pages read: a line each, and exit status 1 where one misses its limit.
 
     python tools/house.py                 all chapters, and the limits
-    python tools/house.py 03 04b          figures of the chapters whose names begin so, one line each
+    python tools/house.py 46 55           figures of the chapters whose names begin so, one line each
     python tools/house.py --list          with every place that misses a limit
 
 The floor of a chapter is the first digit of its number. An exported line is a line of an exported cell that is neither

@@ -4,7 +4,7 @@
 
 Cells flagged slow, cuda or bench (`tst_flags` in settings.ini) keep the outputs they have, unless
 --flags names their flag. What goes to stderr (progress bars, warnings) is not stored. NAME is a
-notebook or the beginning of its name: `02`, `02_batch_finder`, `nbs/02_batch_finder.ipynb`.
+notebook or the beginning of its name: `30`, `30_batch_finder`, `nbs/30_batch_finder.ipynb`.
 
 --plain is for a GPU machine that has neither Jupyter nor nbdev: the cells run one after the other in
 plain Python, print what they print, and nothing is stored but what they write themselves. A cell that

@@ -3,7 +3,7 @@
     python tools/test.py                 all of it
     python tools/test.py --all           with notebook cells and tests that are flagged slow
     python tools/test.py --check         only whether notebooks, package and README are in step
-    python tools/test.py 02 03           these notebooks, and no pytest
+    python tools/test.py 30 46           these notebooks, and no pytest
 
 The notebooks, one after the other, and pytest run side by side, so their lines come mixed. Each has one
 thread for computation, unless OMP_NUM_THREADS says otherwise.
