@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import torch
 
-from .base import moved, size
+from .base import first_line, moved, size
 from .cards import GPU, GPUProcess, Hardware, known_gpu, Link, Software
 from .limits import look_at_cpu, look_at_memory, look_at_software
 
@@ -244,8 +244,7 @@ def install_advice(capability: tuple[int, int] | None, driver: str | None = None
 def launch_problem(index: int = 0) -> str:
     "What goes wrong when a kernel runs on the CUDA device of that index, in one line; empty if all is well"
     try: right = (torch.ones(8, device=f'cuda:{index}') * 2).sum().item() == 16
-    except (RuntimeError, AssertionError) as error:
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except (RuntimeError, AssertionError) as error: return first_line(error, None)
     return '' if right else 'a kernel ran and gave a wrong result'
 
 

@@ -16,7 +16,7 @@ import torch
 from fastcore.basics import patch
 from torch.nn.attention import sdpa_kernel, SDPBackend
 
-from .base import Choice
+from .base import Choice, error_line, first_line
 from .cards import Hardware, html_table
 from .timing import profiled
 
@@ -248,8 +248,7 @@ def import_problem(package: str) -> str:
     "Why a package cannot be imported, in one line; empty if it can"
     try: importlib.import_module(package)
     except ModuleNotFoundError as error: return 'not installed' if error.name == package else str(error)
-    except Exception as error: # a broken binary raises ImportError, OSError, RuntimeError, AttributeError, ...
-        return f'{type(error).__name__}: {(str(error).splitlines() or [""])[0]}'
+    except Exception as error: return error_line(error) # a broken binary raises OSError, RuntimeError, ...
     return ''
 
 # %% ../nbs/15_precision.ipynb #8a9faa42
@@ -284,7 +283,7 @@ def set_attention(model: torch.nn.Module, asked: str):
     if chosen.value != asked: raise ValueError(f'{chosen.reason}; {others}')
     try: model.set_attn_implementation(asked)
     except (ValueError, ImportError) as exc:
-        raise ValueError(f'attention {asked} cannot be had ({str(exc).splitlines()[0][:160]}); {others}') from None
+        raise ValueError(f'attention {asked} cannot be had ({first_line(exc)}); {others}') from None
     if (actual := model.config._attn_implementation) != asked: # transformers goes on without a message
         raise ValueError(f'attention {asked} was asked for, transformers took {actual}; {others}')
 

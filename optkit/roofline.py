@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from fastcore.basics import patch
 
-from .base import size
+from .base import first_line, size
 from .cards import html_table
 from .limits import look_at_cpu
 from .hardware import gpu_from
@@ -175,8 +175,7 @@ def _products(device, formats, shapes, peaks, seconds_of):
         what = f'{m} x {n} x {k}'
         try:
             with tf32_set(name == 'tf32'): seconds = seconds_of(matrix_product(name, device, m, n, k)[0])
-        except RuntimeError as error:
-            refused.append(f'{name} {what}: {(str(error).splitlines() or [type(error).__name__])[0]}')
+        except RuntimeError as error: refused.append(f'{name} {what}: {first_line(error)}')
         else: rows.append(Measured(name, what, seconds, 2 * m * n * k, 'FLOP/s', peaks.get(name)))
     return rows, refused
 

@@ -18,7 +18,7 @@ import torch
 from fastcore.basics import patch
 from tqdm.auto import tqdm
 
-from .base import moved, read_json
+from .base import error_line, moved, read_json
 from .cards import html_table
 from .limits import cgroup_folders
 from .hardware import ask_card, slowed_by
@@ -41,7 +41,7 @@ class Ratio:
 
 # %% ../nbs/13_timing.ipynb #25c64324
 def sign_rank(n: int, alpha: float) -> int:
-    "The rank k of the order statistics [k, n+1-k] of `n` rounds that hold the median but for `alpha`; 0: n is too small"
+    "The rank k of the order statistics [k, n+1-k] of `n` values that hold the median but for `alpha`; 0: too few"
     below, k = 0., 0
     while k < n // 2:
         below += math.comb(n, k) / 2**n
@@ -463,7 +463,7 @@ def _usage_of(variant, device, seconds, number):
     "Its `Usage`; None where that fails: the rounds are worth more"
     try: return measure_usage(variant.step, device, seconds, number)
     except Exception as error:
-        warnings.warn(f'the usage of {variant.name} could not be measured: {type(error).__name__}: {str(error)[:200]}')
+        warnings.warn(f'the usage of {variant.name} could not be measured: {error_line(error)}')
 
 # %% ../nbs/13_timing.ipynb #642c3430
 def compare(
