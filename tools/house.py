@@ -1,13 +1,13 @@
-"""Measure how the chapters hang together, and how their pages read: a line each, and exit status 1 where one misses its limit.
+"""Measure how the chapters hang together and how their pages read, and exit with status 1 where a limit is missed.
 
     python tools/house.py                 all chapters, and the limits
     python tools/house.py 46 55           figures of the chapters whose names begin so, one line each
     python tools/house.py --list          with every place that misses a limit
 
 The floor of a chapter is the first digit of its number. An exported line is a line of an exported cell that is neither
-blank nor a directive. A running cell is a code cell that a reader sees, that exports nothing, and that stores an output
-or asserts something. An example of a function or class is a running cell of its own chapter that calls it, hands it to a
-call or catches it: to mention it is not enough. Medians leave out the cells that only import.
+blank nor a directive. A running cell is a code cell that a reader sees, that exports nothing, and that stores an
+output or asserts something. An example of a function or class is a running cell of its own chapter that calls it,
+hands it to a call or catches it: to mention it is not enough. Medians leave out the cells that only import.
 """
 import argparse, ast, json, re, statistics, sys
 from dataclasses import dataclass, field
@@ -66,8 +66,8 @@ def defined(tree):
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not is_patch(node): yield node.name, True
         elif isinstance(node, ast.Assign):
-            for target in node.targets:
-                yield from ((n.id, False) for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+            names = [n for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+            yield from ((n.id, False) for n in names if isinstance(n.ctx, ast.Store))
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name): yield node.target.id, False
 
 
@@ -179,13 +179,15 @@ def house(chapters):
     "The figures of all chapters: name, value, limit, whether it holds, and the places that miss it"
     place = {c.module: n for n, c in enumerate(chapters)}
     arrows = {c.module: {m for m in c.imports if m in place} for c in chapters if c.module}
-    upward = [f'{c.module} -> {m}' for c in chapters for m in sorted(arrows.get(c.module, ())) if place[m] > place[c.module]]
+    upward = [f'{c.module} -> {m}' for c in chapters for m in sorted(arrows.get(c.module, ()))
+              if place[m] > place[c.module]]
     private = [f'{c.module} takes {m}.{n}' for c in chapters for m, names in c.imports.items() for n in sorted(names)
                if n.startswith('_') and not n.startswith('__')]
     theirs = {n for c in chapters for n in c.bound}
     private += [f'{c.module} reads {text}' for c in chapters for name, text in sorted(c.attributes)
                 if name in theirs and name not in c.bound]
-    cells, runs = [c for ch in chapters for c in ch.cells if not only_imports(c)], [r for ch in chapters for r in ch.runs]
+    cells = [c for ch in chapters for c in ch.cells if not only_imports(c)]
+    runs = [r for ch in chapters for r in ch.runs]
     calls = [(n, ch) for ch in chapters for n in ch.callables]
     shown = sum(n in ch.shown for n, ch in calls) / max(1, len(calls))
     names, seen = [(n, ch.module) for ch in chapters for n in ch.public], {}
@@ -203,7 +205,8 @@ def house(chapters):
             ('most exported lines before a running cell', max(runs), f'at most {RUN}', max(runs) <= RUN,
              [f"{ch.name}: {', '.join(map(str, ch.longer))}" for ch in chapters if ch.longer]),
             ('lines of an exported cell, median', lines, f'at most {LINES}', lines <= LINES, []),
-            ('characters of an exported cell, median', characters, f'at most {CHARACTERS}', characters <= CHARACTERS, []),
+            ('characters of an exported cell, median', characters, f'at most {CHARACTERS}',
+             characters <= CHARACTERS, []),
             ('public functions and classes with an example', f'{shown:.0%} of {len(calls)}', f'at least {EXAMPLES:.0%}',
              shown >= EXAMPLES, unseen),
             ('public names', len(names), f'at most {NAMES}', len(names) <= NAMES, []),
@@ -225,9 +228,11 @@ def main():
     chosen = [c for c in chapters if any(c.name.startswith(n) for n in args.names)]
     if args.names and not chosen: raise SystemExit(f"no chapter begins with {', '.join(args.names)}")
     for c in chosen:
-        print(f'{c.name}: {sum(c.lines)} exported lines in {len(c.cells)} cells, median {statistics.median(c.lines or [0])} lines '
-              f'and {statistics.median(map(len, c.cells or [""])):.0f} characters; {len(c.wide)} lines too wide; most before a '
-              f'running cell {max(c.runs or [0])}; {len(c.public)} public names; without an example: {", ".join(c.unseen) or "none"}')
+        unseen = ', '.join(c.unseen) or 'none'
+        lines, characters = statistics.median(c.lines or [0]), statistics.median(map(len, c.cells or ['']))
+        print(f'{c.name}: {sum(c.lines)} exported lines in {len(c.cells)} cells, median {lines} lines and '
+              f'{characters:.0f} characters; {len(c.wide)} lines too wide; most before a running cell '
+              f'{max(c.runs or [0])}; {len(c.public)} public names; without an example: {unseen}')
     if chosen: return
     rows, floors = house(chapters), {}
     for c in chapters: floors.setdefault(c.floor, []).append(c.name)
@@ -240,7 +245,8 @@ def main():
     print(f"{'ok' if small else 'MISS':4} optkit/: {characters:,} characters (at most {largest:,}) in {lines:,} lines")
     other = [f'{c.name} {sum(c.lines)}' for c in chapters if c.cells and not 60 <= sum(c.lines) <= 600]
     print(f'     chapters with fewer than 60 or more than 600 exported lines: {", ".join(other) or "none"}')
-    print(f'     names that other chapters may import, though not in `__all__`: {sum(len(c.internal) for c in chapters)}')
+    print('     names that other chapters may import, though not in `__all__`:',
+          sum(len(c.internal) for c in chapters))
     raise SystemExit(not (small and all(r[3] for r in rows)))
 
 

@@ -50,11 +50,11 @@ def apply(cells, old):
             id = next((i for i in same if i not in taken), None) or next(i for i in made if i not in taken | {*known})
             taken.add(id)
         before = known.get(id, {})
-        kept = before and (before['cell_type'], source(before)) == (kind, text)
+        unchanged = before and (before['cell_type'], source(before)) == (kind, text)
         cell = dict(cell_type=kind, id=id, metadata=before.get('metadata', {}), source=text.splitlines(keepends=True))
         if kind == 'code':
             cell |= dict(execution_count=None, outputs=[])
-            if kept: cell |= dict(execution_count=before['execution_count'], outputs=before['outputs'])
+            if unchanged: cell |= dict(execution_count=before['execution_count'], outputs=before['outputs'])
         result.append(cell)
     metadata = {k: v for k, v in old['metadata'].items() if k != 'widgets'}
     return dict(cells=result, metadata=metadata, nbformat=4, nbformat_minor=5)

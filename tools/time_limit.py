@@ -1,5 +1,7 @@
-"""What a benchmark in a notebook asks when its machine is lent by the minute: `tools/run_notebooks.py --limit` and
---resume set OPTKIT_UNTIL and OPTKIT_RESUME, and a flagged cell asks here how much time is left and what is done already.
+"""What a benchmark in a notebook asks when its machine is lent by the minute.
+
+`tools/run_notebooks.py` sets OPTKIT_UNTIL (--limit) and OPTKIT_RESUME (--resume). A flagged cell asks this module how
+much time is left and what is measured already, and saves after each part.
 """
 import os
 import time
