@@ -78,8 +78,8 @@ def slowed_by(query: Callable) -> str:
 
 # %% ../nbs/12_hardware.ipynb #5ca2dbe1
 def card_uuid(device: str | torch.device) -> str | None:
-    """The driver's name of a card, 'GPU-...' or 'MIG-...', which does not depend on the order in which a process
-    counts; None without a GPU or where torch does not give it. Starts CUDA."""
+    """The driver's name of a card, 'GPU-...' or 'MIG-...', whatever order a process counts in. Starts CUDA.
+    None without a GPU or where torch does not give it."""
     if torch.device(device).type != 'cuda': return None
     try: uuid = str(torch.cuda.get_device_properties(device).uuid)
     except Exception: return None
@@ -222,8 +222,8 @@ _WHEELS = (('cu130', (7, 5), (12, 9), 580),  # index, lowest and highest capabil
 
 
 def wheel_index(capability: tuple[int, int] | None, driver: str | None = None) -> str | None:
-    """The newest of PyTorch's wheel indexes with code for that capability (None: one that all builds hold) that runs
-    on that driver (None: the lowest), such as 'cu130'; None if there is none"""
+    """The newest of PyTorch's wheel indexes, such as 'cu130', with code for a capability that runs on a driver.
+    None as capability is one that all builds hold, as driver the lowest, as answer no index."""
     number = int(driver.split('.')[0]) if driver else 525
     capability = tuple(capability or (8, 0))
     return next((index for index, lowest, highest, needed in _WHEELS

@@ -218,19 +218,6 @@ def choose_sdpa(
     unused = '; '.join(f'{b} {obstacles[b]}' for b in order if obstacles[b])
     return Choice(usable, reason + (f'; not used: {unused}' if unused else ''))
 
-# %% ../nbs/15_precision.ipynb #3fc5016b
-def sdpa_taken(
-    q: torch.Tensor, # [batch, heads, length, head size]
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    dropout: float = 0.,
-    causal: bool = False
-) -> str: # one of `BACKENDS`
-    "The name of the backend that torch takes for this call under the present switches"
-    choice = torch._fused_sdp_choice(q, k, v, mask, dropout, causal)
-    return next((name for name, backend in BACKENDS.items() if backend.value == choice), str(choice))
-
 # %% ../nbs/15_precision.ipynb #d19e5ea0
 _KERNELS = dict(flash_attention='flash', flash_attention_for_cpu='flash', efficient_attention='efficient',
                 cudnn_attention='cudnn', attention_math='math', attention_math_for_mps='math')
