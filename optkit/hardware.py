@@ -269,7 +269,7 @@ def gpu_from(
     properties: Any, # name, major, minor, total_memory, multi_processor_count, L2_cache_size as torch gives them
     problem: str = '', # from `launch_problem`
     free: int | None = None, # bytes
-    taken: int | None = None, # bytes that other processes hold
+    by_others: int | None = None, # bytes that other processes hold
     facts: dict | None = None, # of the management library
 ) -> GPU:
     "A GPU from what torch says about the device, with the table's peak where the row really fits"
@@ -280,7 +280,7 @@ def gpu_from(
         properties.name, architecture(capability), capability, properties.total_memory, free,
         properties.multi_processor_count, getattr(properties, 'L2_cache_size', None), mig,
         peak=row and row.peak, bandwidth=row and row.bandwidth, source=row.source if row else '',
-        usable=not problem, problem=problem, taken_bytes=taken,
+        usable=not problem, problem=problem, taken_bytes=by_others,
         **{k: v for k, v in facts.items() if k in _NVML_FIELDS})
 
 # %% ../nbs/12_hardware.ipynb #ce6c984f
@@ -296,12 +296,12 @@ def look_at_gpus(cards: Sequence[dict] = ()) -> tuple[GPU, ...]:
     gpus = []
     by_address = {card['bus']: card for card in cards if card['bus']}
     for i in range(torch.cuda.device_count()):
-        problem, free, taken = launch_problem(i), None, None
+        problem, free, by_others = launch_problem(i), None, None
         if not problem:
             free, total = torch.cuda.mem_get_info(i)
-            taken = max(0, total - free - torch.cuda.memory_reserved(i))
+            by_others = max(0, total - free - torch.cuda.memory_reserved(i))
         properties = torch.cuda.get_device_properties(i)
-        gpus.append(gpu_from(properties, problem, free, taken, by_address.get(_device_address(i))))
+        gpus.append(gpu_from(properties, problem, free, by_others, by_address.get(_device_address(i))))
     return tuple(gpus)
 
 # %% ../nbs/12_hardware.ipynb #61c21041

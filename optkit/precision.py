@@ -9,7 +9,7 @@ __all__ = ['attention_ran', 'Precision', 'choose_precision']
 import importlib, os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import contextmanager, ExitStack, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -241,15 +241,15 @@ def import_problem(package: str) -> str:
 # %% ../nbs/15_precision.ipynb #8a9faa42
 _PACKAGES = {'flash_attention_2': 'flash_attn', 'flash_attention_3': 'flash_attn_interface'}
 
-def choose_attention(asked: str | None = None, problem: str | None = None) -> Choice:
+def choose_attention(implementation: str | None = None, problem: str | None = None) -> Choice:
     """The `attn_implementation` to load a model with: what was asked for if its package works, else 'sdpa'.
     `problem`: why the package cannot be imported; None: it is looked up"""
-    if asked is None: return Choice('sdpa', 'torch chooses among its own kernels, no package is needed')
-    if asked not in _PACKAGES: return Choice(asked, 'asked for')
-    package = _PACKAGES[asked]
+    if implementation is None: return Choice('sdpa', 'torch chooses among its own kernels, no package is needed')
+    if implementation not in _PACKAGES: return Choice(implementation, 'asked for')
+    package = _PACKAGES[implementation]
     problem = import_problem(package) if problem is None else problem
-    if not problem: return Choice(asked, f'asked for; {package} can be imported')
-    return Choice('sdpa', f'{asked} was asked for, but {package} cannot be imported ({problem}); '
+    if not problem: return Choice(implementation, f'asked for; {package} can be imported')
+    return Choice('sdpa', f'{implementation} was asked for, but {package} cannot be imported ({problem}); '
                           'torch brings a flash kernel of its own')
 
 # %% ../nbs/15_precision.ipynb #87451460
@@ -261,18 +261,18 @@ def model_attentions(model: torch.nn.Module) -> tuple[str, ...]:
     return ('eager', *(name for name, flag in _FLAGS.items() if getattr(model, flag, False)))
 
 # %% ../nbs/15_precision.ipynb #30557a50
-def set_attention(model: torch.nn.Module, asked: str):
+def set_attention(model: torch.nn.Module, implementation: str):
     """Let a model of transformers take the `attn_implementation` that was asked for; `ValueError` with what it has
     where it would take another one"""
-    available, chosen = model_attentions(model), choose_attention(asked)
+    available, chosen = model_attentions(model), choose_attention(implementation)
     others = f'{type(model).__name__} has {", ".join(available)}; take one of these or leave attention out'
-    if asked not in available: raise ValueError(f'attention {asked} was asked for, but {others}')
-    if chosen.value != asked: raise ValueError(f'{chosen.reason}; {others}')
-    try: model.set_attn_implementation(asked)
+    if implementation not in available: raise ValueError(f'attention {implementation} was asked for, but {others}')
+    if chosen.value != implementation: raise ValueError(f'{chosen.reason}; {others}')
+    try: model.set_attn_implementation(implementation)
     except (ValueError, ImportError) as exc:
-        raise ValueError(f'attention {asked} cannot be had ({first_line(exc)}); {others}') from None
-    if (actual := model.config._attn_implementation) != asked: # transformers goes on without a message
-        raise ValueError(f'attention {asked} was asked for, transformers took {actual}; {others}')
+        raise ValueError(f'attention {implementation} cannot be had ({first_line(exc)}); {others}') from None
+    if (actual := model.config._attn_implementation) != implementation: # transformers goes on without a message
+        raise ValueError(f'attention {implementation} was asked for, transformers took {actual}; {others}')
 
 # %% ../nbs/15_precision.ipynb #013254f3
 def text_config(model):
@@ -417,11 +417,9 @@ def prepare(
 def applied(self: Precision):
     """Set TF32, cuDNN, determinism and the attention backends inside the block, restore all after it.
     May be nested and used again. The switches are the whole process's: not for two threads at once."""
-    with ExitStack() as stack:
-        stack.enter_context(tf32_set(self.tf32.value))
-        stack.enter_context(cudnn_set(self.cudnn_benchmark.value, self.deterministic.value))
-        stack.enter_context(sdpa_kernel([BACKENDS[b] for b in self.sdpa.value], set_priority=True))
-        yield self
+    attention = sdpa_kernel([BACKENDS[b] for b in self.sdpa.value], set_priority=True)
+    benchmark, deterministic = self.cudnn_benchmark.value, self.deterministic.value
+    with tf32_set(self.tf32.value), cudnn_set(benchmark, deterministic), attention: yield self
 
 # %% ../nbs/15_precision.ipynb #9bf66af4
 @patch

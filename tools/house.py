@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DIRECTIVE = re.compile(r'^\s*#\|\s*(.+)$')
 WIDEST, RUN, LINES, CHARACTERS, EXAMPLES, NAMES = 120, 60, 12, 600, .85, 350
 BEFORE = 1_018_655  # characters of optkit/ at f6d4071, before the chapters were redrawn; a fifth has to go
+VAGUE = {'found', 'said', 'kept', 'told', 'own', 'here', 'there'}  # names that say nothing about a value
 ASSERTS = re.compile(r'\bassert\b|\btest_\w+\(|\bExceptionExpected\b')
 
 
@@ -31,6 +32,7 @@ class Chapter:
     shown: set = field(default_factory=set) # names that an example calls
     wide: list = field(default_factory=list) # (cell id, characters) of exported lines that are too wide
     shared: list = field(default_factory=list) # (cell id, line) of exported lines with several statements
+    vague: list = field(default_factory=list) # (cell id, name) of values and functions that bear one of `VAGUE`
     runs: list = field(default_factory=list) # exported lines one after the other before a running cell
     attributes: set = field(default_factory=set) # private attributes of what is not `self` or `cls`, as text
     bound: set = field(default_factory=set) # names and attributes that the chapter itself defines
@@ -99,9 +101,10 @@ def shared_lines(tree):
 
 
 def bound(tree):
-    "Every name and attribute that a cell defines, methods and fields too"
+    "Every name, parameter and attribute that a cell defines, methods and fields too"
     for n in ast.walk(tree):
         if isinstance(n, (ast.FunctionDef, ast.ClassDef)): yield n.name
+        elif isinstance(n, ast.arg): yield n.arg
         elif isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store): yield n.id
         elif isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store): yield n.attr
 
@@ -124,6 +127,7 @@ def add_exported(chapter, cell, source, marks, tree):
     for module, name in imported(tree): chapter.imports.setdefault(module, set()).add(name)
     chapter.shared += [(cell['id'], n) for n in shared_lines(tree)]
     chapter.attributes |= {*private_attributes(tree)}
+    chapter.vague += [(cell['id'], n) for n in bound(tree) if n in VAGUE]
     chapter.bound |= {*bound(tree)}
 
 
@@ -190,18 +194,20 @@ def house(chapters):
     runs = [r for ch in chapters for r in ch.runs]
     calls = [(n, ch) for ch in chapters for n in ch.callables]
     shown = sum(n in ch.shown for n, ch in calls) / max(1, len(calls))
-    names, seen = [(n, ch.module) for ch in chapters for n in ch.public], {}
-    for n, m in names: seen.setdefault(n, []).append(m)
-    collide = [f"{n} in {', '.join(m)}" for n, m in seen.items() if len(m) > 1]
+    names, modules = [(n, ch.module) for ch in chapters for n in ch.public], {}
+    for n, m in names: modules.setdefault(n, []).append(m)
+    collide = [f"{n} in {', '.join(m)}" for n, m in modules.items() if len(m) > 1]
     lines, characters = statistics.median(len(written(c)) for c in cells), statistics.median(map(len, cells))
     wide, loops = [f'{ch.name} {i}: {n}' for ch in chapters for i, n in ch.wide], circles(arrows)
     shared = [f'{ch.name} {i}: line {n}' for ch in chapters for i, n in ch.shared]
+    vague = [f'{ch.name} {i}: {n}' for ch in chapters for i, n in ch.vague]
     unseen = [f"{ch.name}: {', '.join(ch.unseen)}" for ch in chapters if ch.unseen]
     return [('imports of a later chapter', len(upward), 'at most 0', not upward, upward),
             ('circles', len(loops), 'at most 0', not loops, [' '.join(g) for g in loops]),
             ('private names of another chapter', len(private), 'at most 0', not private, private),
             (f'exported lines over {WIDEST} characters', len(wide), 'at most 0', not wide, wide),
             ('exported lines with several statements', len(shared), 'at most 0', not shared, shared),
+            (f"names such as {', '.join(sorted(VAGUE)[:2])}", len(vague), 'at most 0', not vague, vague),
             ('most exported lines before a running cell', max(runs), f'at most {RUN}', max(runs) <= RUN,
              [f"{ch.name}: {', '.join(map(str, ch.longer))}" for ch in chapters if ch.longer]),
             ('lines of an exported cell, median', lines, f'at most {LINES}', lines <= LINES, []),
