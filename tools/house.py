@@ -1,7 +1,7 @@
 """Measure how the chapters hang together and how their pages read, and exit with status 1 where a limit is missed.
 
     python tools/house.py                 all chapters, and the limits
-    python tools/house.py 46 55           figures of the chapters whose names begin so, one line each
+    python tools/house.py 46 x.ipynb      figures of the chapters whose names begin so, and of any notebook
     python tools/house.py --list          with every place that misses a limit
 
 The floor of a chapter is the first digit of its number. An exported line is a line of an exported cell that is neither
@@ -9,7 +9,7 @@ blank nor a directive. A running cell is a code cell that a reader sees, that ex
 output or asserts something. An example of a function or class is a running cell of its own chapter that calls it,
 hands it to a call or catches it: to mention it is not enough. Medians leave out the cells that only import.
 """
-import argparse, ast, json, re, statistics, sys
+import argparse, ast, io, json, re, statistics, tokenize
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ VAGUE = {'found', 'said', 'kept', 'told', 'own', 'here', 'there'}  # names that 
 ASSERTS = re.compile(r'\bassert\b|\btest_\w+\(|\bExceptionExpected\b')
 
 
-@dataclass
+@dataclass(repr=False)
 class Chapter:
     "What is measured of one notebook"
     name: str
@@ -35,6 +35,9 @@ class Chapter:
     vague: list = field(default_factory=list) # (cell id, name) of values and functions that bear one of `VAGUE`
     runs: list = field(default_factory=list) # exported lines one after the other before a running cell
     attributes: set = field(default_factory=set) # private attributes of what is not `self` or `cls`, as text
+    examples: int = 0 # running cells
+    words: int = 0 # of prose, without code blocks
+    comments: int = 0 # in exported cells
     bound: set = field(default_factory=set) # names and attributes that the chapter itself defines
     imports: dict = field(default_factory=dict) # module of optkit: names taken from it
 
@@ -48,6 +51,15 @@ class Chapter:
     def callables(self): return [n for n, called in self.public.items() if called]
     @property
     def unseen(self): return sorted(n for n in self.callables if n not in self.shown)
+
+    def __repr__(self):
+        lines, cells = sum(self.lines) or 1, [c for c in self.cells if not only_imports(c)] or ['']
+        return (f'{self.name}: {sum(self.lines)} exported lines in {len(self.cells)} cells, median '
+                f'{statistics.median(len(written(c)) for c in cells):g} lines and '
+                f'{statistics.median(map(len, cells)):.0f} characters; {len(self.wide)} lines too wide; most before a running cell {max(self.runs or [0])}; '
+                f'{self.examples / len(cells):.2f} running cells for one; {self.words / lines:.1f} words of prose and '
+                f'{self.comments / lines:.2f} comments a line; {len(self.public)} public names; without an example: '
+                f'{", ".join(self.unseen) or "none"}')
 
 
 def directives(source): return {m[1].split()[0] for line in source.splitlines() if (m := DIRECTIVE.match(line))}
@@ -121,6 +133,8 @@ def add_exported(chapter, cell, source, marks, tree):
     chapter.cells.append(source)
     chapter.wide += [(cell['id'], len(l)) for l in source.splitlines() if len(l) > WIDEST]
     if tree is None: return
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    chapter.comments += sum(t.type == tokenize.COMMENT and not DIRECTIVE.match(t.string) for t in tokens)
     names = {n: c for n, c in defined(tree) if not n.startswith('_')}
     if 'exporti' in marks: chapter.internal |= names.keys()
     else: chapter.public |= names
@@ -134,9 +148,10 @@ def add_exported(chapter, cell, source, marks, tree):
 def read_cells(name, cells):
     "The `Chapter` of a notebook's cells"
     chapter, run = Chapter(name), 0
-    for cell in cells:
+    for number, cell in enumerate(cells):
+        source, cell = ''.join(cell['source']), dict(id=number, outputs=()) | cell
+        if cell['cell_type'] == 'markdown': chapter.words += len(re.sub(r'```.*?```', '', source, flags=re.S).split())
         if cell['cell_type'] != 'code': continue
-        source = ''.join(cell['source'])
         marks, tree = directives(source), parsed(source)
         if m := re.search(r'^#\|\s*default_exp\s+(\w+)', source, re.M): chapter.module = m[1]
         if marks & {'export', 'exporti', 'exports'}:
@@ -144,7 +159,7 @@ def read_cells(name, cells):
             run += len(written(source))
         elif not marks & {'hide', 'default_exp'} and (cell['outputs'] or ASSERTS.search(source)):
             if run: chapter.runs.append(run)
-            run = 0
+            run, chapter.examples = 0, chapter.examples + 1
             if tree is not None: chapter.shown |= called(tree)
     if run: chapter.runs.append(run)
     return chapter
@@ -232,13 +247,9 @@ def main():
     args = parser.parse_args()
     chapters = [read(p) for p in sorted((ROOT/'nbs').glob('[0-9]*.ipynb'))]
     chosen = [c for c in chapters if any(c.name.startswith(n) for n in args.names)]
+    chosen += [read(Path(n)) for n in args.names if n.endswith('.ipynb')]
     if args.names and not chosen: raise SystemExit(f"no chapter begins with {', '.join(args.names)}")
-    for c in chosen:
-        unseen = ', '.join(c.unseen) or 'none'
-        lines, characters = statistics.median(c.lines or [0]), statistics.median(map(len, c.cells or ['']))
-        print(f'{c.name}: {sum(c.lines)} exported lines in {len(c.cells)} cells, median {lines} lines and '
-              f'{characters:.0f} characters; {len(c.wide)} lines too wide; most before a running cell '
-              f'{max(c.runs or [0])}; {len(c.public)} public names; without an example: {unseen}')
+    for c in chosen: print(c)
     if chosen: return
     rows, floors = house(chapters), {}
     for c in chapters: floors.setdefault(c.floor, []).append(c.name)
