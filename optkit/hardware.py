@@ -261,10 +261,6 @@ def _matching_row(properties, mig):
     return row if .85 < properties.total_memory / row.total_bytes < 1.05 else None
 
 # %% ../nbs/12_hardware.ipynb #dfe3a590
-_NVML_FIELDS = {'power_limit_w', 'default_power_limit_w', 'clock_mhz', 'clock_now_mhz', 'clock_set_mhz',
-                'temperature_c', 'busy_percent', 'ecc', 'display', 'slowed', 'processes'}
-
-
 def gpu_from(
     properties: Any, # name, major, minor, total_memory, multi_processor_count, L2_cache_size as torch gives them
     problem: str = '', # from `launch_problem`
@@ -276,32 +272,32 @@ def gpu_from(
     facts, capability = facts or {}, (properties.major, properties.minor)
     mig = facts.get('mig', False) or 'MIG' in properties.name.split()
     row = _matching_row(properties, mig)
+    state = {k: v for k, v in facts.items() if k in GPU.__dataclass_fields__ and k not in ('name', 'capability', 'mig')}
     return GPU(
         properties.name, architecture(capability), capability, properties.total_memory, free,
         properties.multi_processor_count, getattr(properties, 'L2_cache_size', None), mig,
         peak=row and row.peak, bandwidth=row and row.bandwidth, source=row.source if row else '',
-        usable=not problem, problem=problem, taken_bytes=by_others,
-        **{k: v for k, v in facts.items() if k in _NVML_FIELDS})
+        usable=not problem, problem=problem, taken_bytes=by_others, **state)
 
 # %% ../nbs/12_hardware.ipynb #ce6c984f
-def _device_address(index):
-    "The PCI address of a CUDA device, as the management library gives it"
-    properties = torch.cuda.get_device_properties(index)
-    return tuple(getattr(properties, f'pci_{part}_id', None) for part in ('domain', 'bus', 'device'))
+def _facts_of_devices(cards):
+    "The management library's facts about each CUDA device, found by its PCI address; None where it has none"
+    by_address = {card['bus']: card for card in cards if card['bus']}
+    devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [by_address.get(tuple(getattr(d, f'pci_{part}_id', None) for part in ('domain', 'bus', 'device')))
+            for d in devices]
 
 # %% ../nbs/12_hardware.ipynb #c76d4e59
 def look_at_gpus(cards: Sequence[dict] = ()) -> tuple[GPU, ...]:
     "The CUDA devices that this process sees, with the facts of the management library; launches a kernel on each"
     if not torch.cuda.is_available(): return ()
     gpus = []
-    by_address = {card['bus']: card for card in cards if card['bus']}
-    for i in range(torch.cuda.device_count()):
+    for i, facts in enumerate(_facts_of_devices(cards)):
         problem, free, by_others = launch_problem(i), None, None
         if not problem:
             free, total = torch.cuda.mem_get_info(i)
             by_others = max(0, total - free - torch.cuda.memory_reserved(i))
-        properties = torch.cuda.get_device_properties(i)
-        gpus.append(gpu_from(properties, problem, free, by_others, by_address.get(_device_address(i))))
+        gpus.append(gpu_from(torch.cuda.get_device_properties(i), problem, free, by_others, facts))
     return tuple(gpus)
 
 # %% ../nbs/12_hardware.ipynb #61c21041
@@ -314,9 +310,8 @@ def _peer_access(a, b):
 def look_at_links(cards: Sequence[dict] = ()) -> tuple[Link, ...]:
     "The links between the CUDA devices that this process sees, from the facts of the management library"
     if not torch.cuda.is_available(): return ()
-    by_address = {card['bus']: card for card in cards if card['bus']}
-    facts = [by_address.get(_device_address(i)) for i in range(torch.cuda.device_count())]
-    def kind(a, b): return link_kind(facts[a], facts[b], by_address.values()) if facts[a] and facts[b] else None
+    facts, answering = _facts_of_devices(cards), [card for card in cards if card['bus']]
+    def kind(a, b): return link_kind(facts[a], facts[b], answering) if facts[a] and facts[b] else None
     return tuple(Link(a, b, kind(a, b), _peer_access(a, b)) for a, b in combinations(range(len(facts)), 2))
 
 # %% ../nbs/12_hardware.ipynb #b9ee1e85

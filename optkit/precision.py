@@ -156,35 +156,15 @@ def choose_fp8(
 BACKENDS = {'flash': SDPBackend.FLASH_ATTENTION, 'efficient': SDPBackend.EFFICIENT_ATTENTION,
             'cudnn': SDPBackend.CUDNN_ATTENTION, 'math': SDPBackend.MATH}
 
-def _half_obstacle(hw, compute): # of flash and cuDNN
-    if compute == 'fp32': return 'takes 16 bits only'
-    return '' if _capability(hw) >= (8, 0) else f'needs capability 8.0, this is {_device_words(hw)}'
-
 # %% ../nbs/15_precision.ipynb #fd698333
-def _flash_obstacle(hw, compute, mask, dropout, head_size):
-    if hw.device == 'mps': return 'Apple GPUs have one of their own'
-    if hw.device == 'cpu': return 'the CPU kernel knows no dropout' if dropout else ''
-    if obstacle := _half_obstacle(hw, compute): return obstacle
+def _flash_obstacle(hw, mask, dropout, head_size):
+    "Why a card that multiplies 16 bits has no flash kernel for a call"
     if mask: return 'takes no mask'
     if head_size > 256: return 'takes heads of at most 256'
     little_memory = _capability(hw) in ((8, 6), (8, 9), (12, 0), (12, 1)) # shared, of a multiprocessor
-    if little_memory and (192 < head_size <= 224 or head_size > 224 and dropout):
-        dropped = ' with dropout' if head_size > 224 else ''
-        return f'has no backward for heads of {head_size}{dropped} on {_device_words(hw)}'
-    return ''
-
-# %% ../nbs/15_precision.ipynb #8cd75f80
-def _efficient_obstacle(hw, compute, head_size):
-    if hw.device != 'cuda': return 'CUDA only'
-    if _capability(hw) < (5, 0): return 'needs capability 5.0'
-    if compute == 'bf16' and _capability(hw) < (8, 0): return 'takes bf16 from capability 8.0 on'
-    step = 4 if compute == 'fp32' else 8
-    return f'needs heads of a multiple of {step}' if head_size % step else ''
-
-def _cudnn_obstacle(hw, compute, head_size):
-    if hw.device != 'cuda': return 'CUDA only'
-    if obstacle := _half_obstacle(hw, compute): return obstacle
-    return 'takes heads of a multiple of 8, at most 128' if head_size % 8 or head_size > 128 else ''
+    if not little_memory or not (192 < head_size <= 224 or head_size > 224 and dropout): return ''
+    dropped = ' with dropout' if head_size > 224 else ''
+    return f'has no backward for heads of {head_size}{dropped} on {_device_words(hw)}'
 
 # %% ../nbs/15_precision.ipynb #bdb29a62
 def sdpa_obstacles(
@@ -195,9 +175,18 @@ def sdpa_obstacles(
     head_size: int = 64
 ) -> dict[str, str]: # by backend; empty where it can
     "For each backend of torch's attention, why it cannot take a training step's calls"
-    return dict(flash=_flash_obstacle(hw, compute, mask, dropout, head_size),
-                efficient=_efficient_obstacle(hw, compute, head_size),
-                cudnn=_cudnn_obstacle(hw, compute, head_size), math='')
+    if hw.device != 'cuda':
+        flash = 'the CPU kernel knows no dropout' if dropout else ''
+        if hw.device == 'mps': flash = 'Apple GPUs have one of their own'
+        return dict(flash=flash, efficient='CUDA only', cudnn='CUDA only', math='')
+    fp32, native, multiple = compute == 'fp32', _capability(hw) >= (8, 0), 4 if compute == 'fp32' else 8
+    half = 'takes 16 bits only' if fp32 else '' if native else f'needs capability 8.0, this is {_device_words(hw)}'
+    if _capability(hw) < (5, 0): efficient = 'needs capability 5.0'
+    elif compute == 'bf16' and not native: efficient = 'takes bf16 from capability 8.0 on'
+    else: efficient = f'needs heads of a multiple of {multiple}' if head_size % multiple else ''
+    cudnn = 'takes heads of a multiple of 8, at most 128' if head_size % 8 or head_size > 128 else ''
+    return dict(flash=half or _flash_obstacle(hw, mask, dropout, head_size), efficient=efficient,
+                cudnn=half or cudnn, math='')
 
 # %% ../nbs/15_precision.ipynb #b4864607
 def choose_sdpa(
