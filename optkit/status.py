@@ -410,7 +410,7 @@ def preset_of(
 
 # %% ../nbs/75_status.ipynb #d312435d
 @patch(cls_method=True)
-def preset(cls: TrainConfig, card='auto', **kwargs): # see `preset_of`
+def preset(cls: TrainConfig, card: str | Hardware = 'auto', **kwargs) -> Preset: # see `preset_of`
     "A configuration for a card by name ('rtx3090', ...) or for this machine ('auto'), with a reason for each value"
     return preset_of(card, **kwargs)
 

@@ -79,9 +79,9 @@ def out_of_step():
     return '\n'.join([*problems, 'run nbdev_export']) if problems else ''
 
 
-def readme():
-    status, said = command(sys.executable, TOOLS/'readme.py', '--check')
-    return said if status else ''
+def up_to_date(tool):
+    status, output = command(sys.executable, TOOLS/tool, '--check')
+    return output if status else ''
 
 
 def notebook(path, flags):
@@ -120,7 +120,8 @@ def main():
     if not args.names:
         checks.run('notebooks are clean', unclean)
         checks.run('optkit/ is what the notebooks export', out_of_step)
-        checks.run('README.md is what nbs/index.ipynb says', readme)
+        checks.run('optkit/*.pyi are what the modules say', up_to_date, 'stubs.py')
+        checks.run('README.md is what nbs/index.ipynb says', up_to_date, 'readme.py')
     books = cells = passed = bad = skipped = 0
     if not args.check:
         with ThreadPoolExecutor(1) as pool:
