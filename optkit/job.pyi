@@ -5,6 +5,7 @@ from .checkpoint import save_model
 from .confirm import confirm
 from collections.abc import Callable
 from dataclasses import dataclass
+from filelock import FileLock
 from pathlib import Path
 from typing import Any
 import numpy as np, optuna, torch
@@ -69,21 +70,21 @@ class JobPlan:
     reason: str
 def size_job(speeds: dict[int, float], rows: int, budget_s: float | None, folds: int=3, classes: int=2, trials: int | None=None, epochs: int | None=None, max_length: int | None=None, use_rows: int | None=None, again: int=0) -> JobPlan:
     """The largest job that fits into the budget"""
-def sha256_of(path: str | Path) -> str:
-    """SHA-256 of a file"""
+def sha256_of(path: str | Path) -> str: ...
 def fingerprint(config: JobConfig, precision: str | None=None) -> dict:
     """What a study's results depend on"""
 class FolderLock:
-    """One process a run folder; freed by the system when the process dies"""
-    lock: Any
-    timeout: Any
-    folder: str | Path
+    """One process a run folder, which is made if it is missing; freed by the system when the process dies"""
+    lock: FileLock
+    folder: Path
 
     def __init__(self, folder: str | Path): ...
 
     def __enter__(self): ...
 
     def __exit__(self, *_): ...
+def begin_run(folder, hardware, **fields):
+    """Write what a new run folder holds first"""
 PLAIN_FIELDS: tuple
 def choose_engine(device: str, named: dict, problem: str, began: Choice | None=None) -> Choice:
     """The engine of a job, with the reason"""
@@ -103,6 +104,7 @@ class Job:
     resumed: Any
     tokenizer: Any
     model: Any
+    longest: Any
     decisions: Any
     engine: Any
     preset: Any

@@ -3,12 +3,13 @@
 from .cards import Hardware
 from .claims import claims
 from .config import TrainConfig
+from .progress import Progress
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ['Gain', 'gain_of', 'Preset', 'model_shape', 'memory_estimate', 'rows_that_fit', 'preset_of', 'diff', 'gpu_busy', 'read_run', 'Status', 'status', 'standing']
+__all__ = ['OPTIMIZATIONS', 'Gain', 'gain_of', 'Preset', 'model_shape', 'memory_estimate', 'rows_that_fit', 'preset_of', 'diff', 'gpu_busy', 'read_run', 'Status', 'status', 'standing']
 @dataclass(frozen=True)
 class Gain:
     """What an optimization was measured to be worth: factors over the step without it, above 1 is faster"""
@@ -19,11 +20,13 @@ class Gain:
     files: tuple[str, ...]
 
     @property
-    def workloads(self) -> tuple[str, ...]:
-        """What it was measured on"""
+    def workloads(self) -> tuple[str, ...]: ...
 
     @property
     def sure(self) -> bool: ...
+
+    @property
+    def interval(self) -> str: ...
 PARTS: tuple
 OTHER_BASELINE: tuple
 AGAINST_FP32: tuple
@@ -34,6 +37,8 @@ class Reason:
     """Why a preset has a value"""
     reason: str
     source: str
+def left_table(head, rows):
+    """An HTML table whose cells are aligned to the left; all text is escaped"""
 class Preset(TrainConfig):
     """A configuration with a reason for each value that was considered"""
 
@@ -50,8 +55,7 @@ class Preset(TrainConfig):
 def as_preset(values: dict, reasons: dict[str, Reason], card: str) -> Preset:
     """A preset from values that were decided elsewhere"""
 def model_shape(model, config: TrainConfig | None=None) -> dict:
-    """What the memory of a training depends on. A model counts as it is; one from a configuration is in FP32, below an
-adapter in 16 bits."""
+    """What the memory of a training depends on; a model from a configuration is in FP32, below an adapter in 16 bits"""
 SPARE: float
 def memory_estimate(shape: dict, rows: int, max_length: int=512, bytes_each: int=2, keeps_matrix: bool | None=None, checkpointing: str='off', config: TrainConfig | None=None) -> dict[str, float]:
     """What a training step takes, by count: an estimate. `optkit.engine.plan_batch` measures."""
@@ -72,7 +76,7 @@ def diff(a: TrainConfig, b: TrainConfig) -> ConfigDiff:
     """The fields in which two configurations differ"""
 @dataclass(frozen=True)
 class Facts:
-    """What judges look at"""
+    """What judges and checks look at"""
     config: TrainConfig
     hw: Hardware
     run: dict
@@ -88,7 +92,13 @@ class Facts:
     def precision(self): ...
 
     @property
-    def study(self) -> dict | None: ...
+    def progress(self) -> Progress | None: ...
+
+    @property
+    def study(self) -> dict: ...
+
+    def part(self, name, *inner) -> dict:
+        """A file of the run, or what lies in it; empty where it is missing"""
 
     def decided(self, what) -> dict | None: ...
 @dataclass(frozen=True)
@@ -101,10 +111,14 @@ class Optimization:
     fix: str = ...
     label: str = ...
     rung: str = ...
+    gpu: bool = ...
 
     @property
     def ids(self) -> tuple[str, ...]: ...
+
+    def state(self, facts: Facts) -> tuple[str, str]: ...
 CATEGORIES: tuple
+NEVER: str
 OPTIMIZATIONS: Any
 @dataclass(frozen=True)
 class StatusRow:

@@ -33,15 +33,12 @@ class MachineReading:
     memory: float = ...
 class MachineProbe:
     """Reads a machine; the management library is opened once"""
-    nvml: Any
-    handles: Any
     tellers: Any
     names: Any
 
     def __init__(self): ...
 
-    def number(self, card: str | None) -> int:
-        """The number of a card"""
+    def number(self, card: str | None) -> int: ...
 
     def __call__(self) -> MachineReading: ...
 def limit_of(readings: list[MachineReading], progress: Progress | None=None) -> Choice:
@@ -54,14 +51,14 @@ ORANGE: str
 class View:
     """Something to look at: widgets where a notebook listens, words and a picture elsewhere"""
     every: float
-    key: object
+    key: Any
     over: bool
     closed: Any
     problem: str
     box: Any
     state: Any
 
-    def __init__(self, key: object): ...
+    def __init__(self, key): ...
 
     def look(self):
         """What there is to show"""
@@ -92,14 +89,14 @@ def listened_to() -> bool:
 class MachineView(View):
     """GPU and host over the last minutes, and what limits now"""
     folder: Any
-    gpu: int | None
+    gpu: Any
     probe: MachineProbe
     readings: Any
     progress: Any
     plot: Any
     text: Any
 
-    def __init__(self, folder: str | Path | None, gpu: int | None, keep: int): ...
+    def __init__(self, folder, gpu, keep): ...
 
     def look(self): ...
 
@@ -129,7 +126,6 @@ class TrainingView(View):
     text: Any
     bar: Any
     button: Any
-    problem: Any
 
     def __init__(self, folder: str | Path): ...
 
@@ -157,8 +153,8 @@ class StudyView(View):
     """A study, from its file"""
     every: float
     path: Path
-    name: str | None
-    n_trials: int | None
+    name: Any
+    n_trials: Any
     upto: Any
     file: Any
     study: Any
@@ -174,7 +170,7 @@ class StudyView(View):
     text: Any
     slider: Any
 
-    def __init__(self, path: str | Path, name: str | None, n_trials: int | None): ...
+    def __init__(self, path, name, n_trials): ...
 
     def look(self): ...
 
@@ -209,13 +205,13 @@ def study_view(path: str | Path, name: str | None=None, n_trials: int | None=Non
     """A study while it runs, in whichever process, or after it"""
 class ClaimsView(View):
     """Recorded factors beside the claims"""
-    folder: str | Path | None
+    folder: Any
     picked: Any
     over: bool
     plot: Any
     text: Any
 
-    def __init__(self, folder: str | Path | None, label: str | None, card: str | None, verdict: str | None): ...
+    def __init__(self, folder, label, card, verdict): ...
 
     def look(self): ...
 

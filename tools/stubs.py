@@ -92,12 +92,12 @@ def class_stub(node, added, classes):
 
 def imports(tree):
     "By name: the start of the statement that imports it, and what follows the start"
-    found = {}
+    statements = {}
     for node in tree.body:
         start = f"from {'.' * node.level}{node.module or ''} import " if isinstance(node, ast.ImportFrom) else 'import '
         for a in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-            found[(a.asname or a.name).split('.')[0]] = start, ast.unparse(a)
-    return found
+            statements[(a.asname or a.name).split('.')[0]] = start, ast.unparse(a)
+    return statements
 
 
 def module_stub(name, trees, added):
@@ -146,12 +146,12 @@ def main():
     parser.add_argument('--folder', type=Path, default=ROOT/'optkit', help=argparse.SUPPRESS)
     args = parser.parse_args()
     made = stubs(args.folder)
-    found = {p.name: p.read_text('utf-8') for p in args.folder.glob('*.pyi')}
+    written = {p.name: p.read_text('utf-8') for p in args.folder.glob('*.pyi')}
     if args.check:
-        if wrong := sorted(n for n in made.keys() | found.keys() if made.get(n) != found.get(n)):
+        if wrong := sorted(n for n in made.keys() | written.keys() if made.get(n) != written.get(n)):
             raise SystemExit(f"{', '.join(wrong)}: not up to date: run tools/stubs.py")
         return
-    for name in found.keys() - made.keys(): (args.folder/name).unlink()
+    for name in written.keys() - made.keys(): (args.folder/name).unlink()
     for name, text in made.items(): (args.folder/name).write_text(text, 'utf-8')
     (args.folder/'py.typed').touch()
 
