@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ['OPTIMIZATIONS', 'Gain', 'gain_of', 'Preset', 'model_shape', 'memory_estimate', 'rows_that_fit', 'preset_of', 'diff', 'gpu_busy', 'read_run', 'Status', 'status', 'standing']
+__all__ = ['Gain', 'gain_of', 'Preset', 'model_shape', 'memory_estimate', 'rows_that_fit', 'preset_of', 'diff', 'gpu_busy', 'read_run', 'Status', 'status', 'standing']
 @dataclass(frozen=True)
 class Gain:
     """What an optimization was measured to be worth: factors over the step without it, above 1 is faster"""
