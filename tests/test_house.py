@@ -84,3 +84,9 @@ def test_names_that_moved_can_be_read_from_their_old_module_with_a_warning(old, 
 def test_a_name_that_no_module_had_is_none():
     for old in ('data', 'engine', 'claims'):
         with pytest.raises(AttributeError, match='has no attribute'): getattr(importlib.import_module(f'optkit.{old}'), 'nothing_at_all')
+
+
+def test_readme_fits_one_screen_before_the_first_command():
+    before, commands, after = (ROOT / 'README.md').read_text('utf-8').split('```')[:3]
+    assert len(before.split('-->')[1].split()) < 120 and before.count('<img ') == 1 and len(commands.strip().splitlines()) == 3
+    assert 'does not win' in after and after.count('\n|---') == 1 # one table, and what it leaves out

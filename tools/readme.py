@@ -4,7 +4,7 @@
     python tools/readme.py --check    fail, and show the difference, when it is not up to date
 
 Markdown cells are taken as they are, code as fenced blocks, text outputs below it. Links relative to
-nbs/ become relative to the root. Pictures are markdown image links: a picture output is an error.
+nbs/ become relative to the root. Pictures are links to files: a picture output is an error.
 """
 import argparse, difflib, json, posixpath, re, sys
 from pathlib import Path

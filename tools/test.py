@@ -79,8 +79,8 @@ def out_of_step():
     return '\n'.join([*problems, 'run nbdev_export']) if problems else ''
 
 
-def readme():
-    status, message = command(sys.executable, TOOLS/'readme.py', '--check')
+def up_to_date(tool):
+    status, message = command(sys.executable, TOOLS/tool, '--check')
     return message if status else ''
 
 
@@ -120,7 +120,8 @@ def main():
     if not args.names:
         checks.run('notebooks are clean', unclean)
         checks.run('optkit/ is what the notebooks export', out_of_step)
-        checks.run('README.md is what nbs/index.ipynb says', readme)
+        checks.run('optkit/*.pyi are what the modules say', up_to_date, 'stubs.py')
+        checks.run('README.md is what nbs/index.ipynb says', up_to_date, 'readme.py')
     books = cells = passed = bad = skipped = 0
     if not args.check:
         with ThreadPoolExecutor(1) as pool:
