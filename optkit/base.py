@@ -139,10 +139,14 @@ def read_json(
 # %% ../nbs/00_base.ipynb #f3a32023
 def moved(
     module: str, # `__name__` of the old module
-    *chapters: str # modules of optkit where its names are, such as 'table'
+    *chapters: str, # modules of optkit where its names are, such as 'table'
+    **renamed: str # new names of that module, by their old ones
 ): # the `__getattr__` of the old module
-    "Read a name that moved from its new module, with a `DeprecationWarning` that names it."
+    "Read a name that moved or was renamed, with a `DeprecationWarning` that says where it is."
     def read(name):
+        if name in renamed:
+            warnings.warn(f'{module}.{name} is now {renamed[name]}', DeprecationWarning, stacklevel=2)
+            return getattr(import_module(module), renamed[name])
         for chapter in chapters if not name.startswith('_') else ():
             values = vars(import_module(f'optkit.{chapter}'))
             if name not in values: continue
