@@ -18,7 +18,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from .base import InputError
-from .steps import LAYOUTS
+from .steps import cut_errors, LAYOUTS
 from .augment import AUGMENTS
 from .engine import CHECKPOINTING, OPTIMIZERS
 from .metrics import ALL_METRICS
@@ -178,23 +178,12 @@ def _errors(self: TrainConfig):
     counts = 'physical_batch', 'eval_batch', 'max_tokens', 'prefetch', 'read_every', 'save_every', 'keep'
     yield from _below(self, 1, *counts)
     yield from _below(self, 0, 'workers')
-    if not _is_batch_table(self.batch_table):
-        yield f'batch_table is {self.batch_table!r}, expected pairs of tokens and rows, such as ((128, 64), (512, 16))'
+    yield from cut_errors(self.layout, self.max_tokens, self.batch_table, ('max_tokens', 'batch_table'))
     yield from (message for conflict, message in _conflicts(self) if conflict)
-
-# %% ../nbs/43_config.ipynb #c72dede3
-def _is_batch_table(table):
-    if table is None: return True
-    pairs = all(isinstance(p, tuple) and len(p) == 2 for p in table)
-    return len(table) > 0 and pairs and all(isinstance(n, Integral) and n > 0 for p in table for n in p)
 
 # %% ../nbs/43_config.ipynb #e4814378
 def _conflicts(c):
     "(whether the values contradict each other, message) pairs"
-    yield (c.batch_table and c.layout not in ('sorted', 'grouped'),
-           f"batch_table is for the layouts 'sorted' and 'grouped', but layout is {c.layout!r}; leave it out")
-    yield (c.max_tokens and c.layout != 'packed',
-           f"max_tokens is for the layout 'packed', but layout is {c.layout!r}; leave it out")
     yield (c.weights == 'bf16' and c.precision in ('fp32', 'fp16'),
            f'weights in bf16 with products in {c.precision} contradict each other; leave out one of them')
     yield (c.weights == 'bf16' and c.adapter,

@@ -16,7 +16,7 @@ from optkit.store import example_table, tokenise, word_tokenizer
 from optkit.steps import Layout
 from optkit.models import example_model
 from optkit.hardware import hardware_with
-from optkit.progress import Beside, live, Meter, Progress, read_progress
+from optkit.progress import BackgroundRun, live, Meter, Progress, read_progress
 from optkit.config import TrainConfig
 from optkit.build import make_engine
 from optkit.trainer import RunState, Trainer
