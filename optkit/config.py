@@ -35,7 +35,6 @@ def _members(annotation): return get_args(annotation) if isinstance(annotation, 
 def _field_types(cls):
     return {name: [get_origin(t) or t for t in _members(hint)] for name, hint in get_type_hints(cls).items()}
 
-# %% ../nbs/43_config.ipynb #8dc4b025
 def _plain(value):
     "Tuples for lists, and numbers of Python for those of NumPy"
     if isinstance(value, (np.ndarray, np.generic)): value = value.tolist()
@@ -51,7 +50,6 @@ def _wrong_types(c):
         if not any(_has_type(getattr(c, name), t) for t in types):
             yield f"{name} is {getattr(c, name)!r}, expected {' or '.join(_TYPE_WORDS[t] for t in types)}"
 
-# %% ../nbs/43_config.ipynb #17906bb0
 def _not_among(c, **choices):
     for name, values in choices.items():
         if (value := getattr(c, name)) not in values: yield f'{name} is {value!r}, expected one of {values}'

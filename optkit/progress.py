@@ -108,7 +108,6 @@ def count(self: Meter,
     self.flops += flops
     self.steps += 1
 
-# %% ../nbs/42_progress.ipynb #510d9cab
 @patch
 def pause(self: Meter,
     seconds: float, # of an evaluation or a save
@@ -126,7 +125,6 @@ def wait(self: Meter,
 # %% ../nbs/42_progress.ipynb #c3e9206a
 _RATES = (*_FORMATS, 'waiting')
 
-# %% ../nbs/42_progress.ipynb #cb1a4fa8
 @patch
 def _rates(self: Meter, seconds):
     "The rates of the steps since the reading before; those of that reading if there was no step"
@@ -270,7 +268,6 @@ def stop(self: BackgroundRun,
 @patch
 def progress(self: BackgroundRun) -> Progress | None: return None if self.folder is None else read_progress(self.folder)
 
-# %% ../nbs/42_progress.ipynb #8ec4a328
 @patch
 def __repr__(self: BackgroundRun):
     state = 'running' if self.running else f'failed: {self.error}' if self.error else 'ended'

@@ -230,15 +230,9 @@ def layout_of(name, physical=None, max_tokens=None, table=None) -> Layout:
 
 # %% ../nbs/22_steps.ipynb #01d137b7
 def micro_batches(
-    rows: np.ndarray, # row numbers of one optimizer step
-    lengths: np.ndarray, # tokens of every row of the store
-    physical: int, # rows of a micro-batch at most
-    layout: str, # one of `LAYOUT_LABELS`
-    max_length: int, # tokens
-    max_tokens: int | None = None, # of a pack; None: `pack_budget`
-    table=None # as in `Layout`
+    rows: np.ndarray, lengths: np.ndarray, physical: int, layout: str, max_length: int, max_tokens=None, table=None
 ) -> list[MicroBatch]:
-    "`Layout.cut` with separate values"
+    "`Layout.cut` with separate values, as earlier versions had it"
     return layout_of(layout, physical, max_tokens, table).cut(rows, lengths, max_length)
 
 # %% ../nbs/22_steps.ipynb #775d96d6
@@ -283,15 +277,19 @@ def rank_share(
     return order[dealt == rank]
 
 # %% ../nbs/22_steps.ipynb #49961b7e
-def row_numbers(store, rows):
-    "Row numbers as an array"
+def row_numbers(
+    store: TokenStore | None, # that the rows are of; None: any
+    rows, # a list of row numbers
+    what: str = 'rows' # for messages
+) -> np.ndarray:
+    "Row numbers as an array. Raises `InputError`."
     rows = np.asarray(rows)
     if not rows.size: return rows.astype(np.int64)
-    if rows.ndim != 1 or rows.dtype.kind not in 'iu':
-        raise ValueError(f'rows: expected a list of row numbers, found {rows.ndim} dimensions of {rows.dtype}; '
-                         'for a mask pass np.flatnonzero(mask)')
-    if rows.min() < 0 or rows.max() >= len(store):
-        raise ValueError(f'rows: expected numbers from 0 to {len(store) - 1:,}, found {rows.min():,} to {rows.max():,}')
+    if rows.ndim != 1 or rows.dtype.kind not in 'iu': raise InputError(
+        f'{what}: expected a list of row numbers, found {rows.ndim} dimensions of {rows.dtype}; '
+        'for a mask pass np.flatnonzero(mask)')
+    if store is not None and (rows.min() < 0 or rows.max() >= len(store)): raise InputError(
+        f'{what}: expected numbers from 0 to {len(store) - 1:,}, found {rows.min():,} to {rows.max():,}')
     return rows
 
 def is_cut(step) -> bool:

@@ -84,7 +84,6 @@ def _token_words(out, n, words):
     indices = np.searchsorted(ends, [begin for begin, _ in out['offset_mapping'][n]], side='right')
     return [None if side is None else min(int(w), len(words) - 1) for w, side in zip(indices, out.sequence_ids(n))]
 
-# %% ../nbs/21_store.ipynb #13d4989a
 def _class_targets(words, positions, labels):
     "The label of its word for each first token of a word"
     first = [w is not None and (p == 0 or words[p - 1] != w) for p, w in enumerate(words)]
@@ -96,7 +95,6 @@ def _next_targets(sides, positions, ids, paired):
     answer = next((p for p, side in enumerate(sides) if side == 1), math.inf) if paired else 0
     return [token if p >= answer else IGNORED for p, token in zip(positions[1:], ids[1:])] + [IGNORED]
 
-# %% ../nbs/21_store.ipynb #f9928611
 def _count_lost_labels(words, labels):
     "Labels of words for which the tokenizer has no token"
     tokenised = {*words}
@@ -112,7 +110,6 @@ class _Encoded(NamedTuple):
     full_lengths: np.ndarray # before truncation
     lost: int # labels of words without a token
 
-# %% ../nbs/21_store.ipynb #87eca445
 def _flatten(rows, dtype): return np.fromiter(chain.from_iterable(rows), dtype, sum(map(len, rows))) if rows else None
 
 # %% ../nbs/21_store.ipynb #a021b0e1
@@ -189,12 +186,10 @@ class TokenStore:
 # %% ../nbs/21_store.ipynb #35a50f1e
 _TENSORS = 'tokens', 'offsets', 'labels', 'type_ids'
 
-# %% ../nbs/21_store.ipynb #9aefd89f
 @patch(as_prop=True)
 def nbytes(self: TokenStore): # on its device
     return sum(t.nbytes for n in _TENSORS if (t := getattr(self, n)) is not None)
 
-# %% ../nbs/21_store.ipynb #0a338930
 @patch
 def weight(self: TokenStore,
     rows: np.ndarray # row numbers
