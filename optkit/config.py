@@ -109,16 +109,16 @@ def _errors(self: Hyperparameters):
     yield from _not_among(self, schedule=SCHEDULES, metric=metrics, adapter=ADAPTERS, augment_by=AUGMENTS)
     yield from _below(self, 1, 'epochs', 'effective_batch', 'patience', 'adapter_rank')
     yield from _below(self, 0, 'weight_decay', 'max_grad_norm', 'warmup_steps')
-    for name in ('warmup', 'label_smoothing', 'adapter_dropout', 'augment'):
-        if not 0 <= getattr(self, name) < 1: yield f'{name} is {getattr(self, name)}, expected a share from 0 up to 1'
-    if not 0 <= self.seed < 2**32: yield f'seed is {self.seed}, expected 0 to {2**32 - 1}'
-    if not 0 < self.lr < math.inf: yield f'lr is {self.lr}, expected more than 0 and finite'
-    if not 0 < self.eps < 1: yield f'eps is {self.eps}, expected more than 0 and small'
+    shares = 'warmup', 'label_smoothing', 'adapter_dropout', 'augment'
+    for name, fits, words in (
+        *((name, 0 <= getattr(self, name) < 1, 'a share from 0 up to 1') for name in shares),
+        ('seed', 0 <= self.seed < 2**32, f'0 to {2**32 - 1}'), ('lr', 0 < self.lr < math.inf, 'more than 0 and finite'),
+        ('eps', 0 < self.eps < 1, 'more than 0 and small'), ('spike', self.spike > 1, 'more than 1'),
+        ('ema', self.ema is None or 0 < self.ema < 1, 'a decay between 0 and 1, such as 0.999')
+    ):
+        if not fits: yield f'{name} is {getattr(self, name)}, expected {words}'
     if not (len(self.betas) == 2 and all(isinstance(b, Real) and 0 <= b < 1 for b in self.betas)):
         yield f'betas are {self.betas}, expected two shares from 0 up to 1'
-    if not (self.ema is None or 0 < self.ema < 1):
-        yield f'ema is {self.ema}, expected a decay between 0 and 1, such as 0.999'
-    if not self.spike > 1: yield f'spike is {self.spike}, expected more than 1'
     if not _class_weights_fit(self.class_weights):
         yield f"class_weights are {self.class_weights!r}, expected 'balanced' or a number a class, not all 0"
 
@@ -200,15 +200,13 @@ def _parse_value(name, text, annotation):
     types, lower = _members(annotation), text.lower()
     if lower in ('none', 'null') and NoneType in types: return None
     if bool in types and lower in _BOOLEANS: return _BOOLEANS[lower]
-    for number in (int, float):
-        try:
-            if number in types: return number(text)
-        except ValueError: pass
-    sequence = next((t for t in types if get_origin(t) is tuple), None)
+    readers, sequence = [t for t in (int, float) if t in types], next((t for t in types if get_origin(t) is tuple), None)
     if sequence and (',' in text or str not in types):
-        try: return tuple(get_args(sequence)[0](part.strip()) for part in text.split(',') if part.strip())
+        readers.append(lambda text: tuple(get_args(sequence)[0](p.strip()) for p in text.split(',') if p.strip()))
+    elif str in types: readers.append(str)
+    for read in readers:
+        try: return read(text)
         except ValueError: pass
-    elif str in types: return text
     words = ' or '.join(getattr(t, '__name__', str(t)) for t in types)
     raise InputError(f"{name}={text}: expected {words.replace('NoneType', 'none').replace('bool', 'true or false')}")
 
