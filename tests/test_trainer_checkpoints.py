@@ -16,10 +16,10 @@ from optkit.store import example_table, tokenise, word_tokenizer
 from optkit.steps import Layout
 from optkit.models import example_model
 from optkit.hardware import hardware_with
-from optkit.progress import Beside, live, Meter, Progress, read_progress
+from optkit.progress import BackgroundRun, live, Meter, Progress, read_progress
 from optkit.config import TrainConfig
 from optkit.build import make_engine
-from optkit.trainer import Position, Trainer
+from optkit.trainer import RunState, Trainer
 
 torch.set_num_threads(1)
 HERE = hardware_with(None)
@@ -256,7 +256,7 @@ def test_what_only_changes_rounding_may_differ(store, tmp_path):
 
 
 @pytest.mark.parametrize('change, rows, said', [
-    (dict(), (np.arange(0), VALID), 'rows to train on'), (dict(), (np.arange(100), VALID), 'rows to train go from 0 to 99, the store has 90'), (dict(metric='r2'), (TRAIN, VALID), "metric 'r2' is none of the task classification"),
+    (dict(), (np.arange(0), VALID), 'rows to train on'), (dict(), (np.arange(100), VALID), 'rows to train: expected numbers from 0 to 89, found 0 to 99'), (dict(metric='r2'), (TRAIN, VALID), "metric 'r2' is none of the task classification"),
     (dict(metric='custom'), (TRAIN, VALID), "metric 'custom' needs a function"), (dict(layout='packed', max_tokens=20), (TRAIN, VALID), 'max_tokens is 20, but a row has 48 tokens'),
     (dict(class_weights=(1., 2., 3.)), (TRAIN, VALID), '3 class_weights for a head of 2 classes')], ids=str)
 def test_what_does_not_fit_together_is_refused_before_anything_is_written(store, tmp_path, change, rows, said):
@@ -347,10 +347,10 @@ def test_memory_is_flat_over_epochs(store, only_new_objects):
 
 def test_a_checkpoint_from_before_layouts_is_read():
     "Its record held the parts of the layout one by one, without the name"
-    old = json.loads(json.dumps(Position(12, done=5).to_dict()))
+    old = json.loads(json.dumps(RunState(12, done=5).to_dict()))
     del old['layout']
-    read = lambda name, *parts: Position.from_dict(old | dict(zip(('physical', 'max_tokens', 'table'), parts)), name).layout
+    read = lambda name, *parts: RunState.from_dict(old | dict(zip(('physical', 'max_tokens', 'table'), parts)), name).layout
     assert read('sorted', 4, None, [[16, 8]]) == Layout('sorted', 4, None, ((16, 8),))
     assert read('packed', 0, 640, None) == Layout('packed', tokens=640) and read('padded', 0, None, None) == Layout('padded')
-    now = Position(12, layout=Layout('packed', tokens=96))
-    assert Position.from_dict(json.loads(json.dumps(now.to_dict()))) == now
+    now = RunState(12, layout=Layout('packed', tokens=96))
+    assert RunState.from_dict(json.loads(json.dumps(now.to_dict()))) == now
