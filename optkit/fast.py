@@ -566,7 +566,7 @@ def step(self: FastEngine,
 
 # %% ../nbs/37_fast.ipynb #d3d0527a
 @patch
-def own_attention(self: FastEngine, store: TokenStore) -> Choice | None: # see `Engine.own_attention`
+def attention_override(self: FastEngine, store: TokenStore) -> Choice | None: # see `Engine.attention_override`
     "Attention in places or end to end, where rows go that way"
     call = None if self.reason else self.call_for(store)
     if not isinstance(call, PlacedPacking): return None
@@ -576,7 +576,7 @@ def own_attention(self: FastEngine, store: TokenStore) -> Choice | None: # see `
 # %% ../nbs/37_fast.ipynb #392440f0
 @patch
 @contextmanager
-def plainly(self: FastEngine):
+def eager_steps(self: FastEngine):
     "Steps inside are those of the plain engine, on rows that are padded as a micro-batch says: what a measurement of padded rows needs"
     before, self.reason = self.reason, self.reason or 'steps are taken plainly for now'
     try: yield self

@@ -61,7 +61,8 @@ class Packing:
     def __init__(self, model, per_token: bool): # whether logits are of tokens, which stay one row
         self.model, self.config, self.per_token = model, text_config(model), per_token
         self.base = base = getattr(model, getattr(model, 'base_model_prefix', '') or ' ', None)
-        if why := _never_packed(model, base, self.config): raise InputError(f'{type(model).__name__} {why}; {NOT_PACKED}')
+        why = _never_packed(model, base, self.config)
+        if why: raise InputError(f'{type(model).__name__} {why}; {NOT_PACKED}')
         self.takes = {*inspect.signature(base.forward).parameters}
         self.encoder = getattr(base, 'encoder', None)
         # DeBERTa makes its table in the encoder, and multiplies the embeddings by the mask of padding
