@@ -78,13 +78,11 @@ def choose_checkpointing(
                       'shorten the rows, or take adapters or a smaller model')
 
 # %% ../nbs/33_engine.ipynb #f2cf59fd
-def _kept_operations(dropout): # of the attention weights
-    ops = torch.ops.aten
-    kept = [ops.mm, ops.addmm, ops.bmm, ops.baddbmm]
-    if not dropout:
-        kept += [ops._scaled_dot_product_flash_attention, ops._scaled_dot_product_efficient_attention,
-                 ops._scaled_dot_product_cudnn_attention, ops._scaled_dot_product_flash_attention_for_cpu]
-    return [op.default for op in kept]
+def _saved_operations(dropout): # of the attention weights
+    products = ['mm', 'addmm', 'bmm', 'baddbmm']
+    kinds = 'flash_attention', 'efficient_attention', 'cudnn_attention', 'flash_attention_for_cpu'
+    attention = [] if dropout else [f'_scaled_dot_product_{kind}' for kind in kinds]
+    return [getattr(torch.ops.aten, name).default for name in products + attention]
 
 # %% ../nbs/33_engine.ipynb #96d8bdaf
 def set_checkpointing(
@@ -102,7 +100,7 @@ def set_checkpointing(
         return
     settings = dict(use_reentrant=False)
     if mode == 'selective':
-        operations = _kept_operations(model_facts(model)['dropout'])
+        operations = _saved_operations(model_facts(model)['dropout'])
         settings['context_fn'] = partial(create_selective_checkpoint_contexts, operations)
     try: method('enable')(settings)
     except (ValueError, AttributeError, TypeError) as exc: why = first_line(exc)
@@ -181,11 +179,11 @@ def set(self: Engine,
 ):
     "Values of the next steps"
     given = 0 if class_weights is None else len(class_weights)
-    head = getattr(getattr(self.model, 'config', None), 'num_labels', None)
-    if given and head and given != head: # before anything is set
-        raise InputError(f'{given} class_weights for a head of {head} classes')
+    head = getattr(getattr(self.model, 'config', None), 'num_labels', None) or given
+    if given and given != head: raise InputError(f'{given} class_weights for a head of {head} classes')
     for name, value in dict(lr=lr, betas=betas, eps=eps).items():
-        for group in self.optimizer.param_groups if value is not None else (): _put(group, name, value)
+        for group in self.optimizer.param_groups:
+            if value is not None: _put(group, name, value)
     if weight_decay is not None: self.optimizer.param_groups[0]['weight_decay'] = weight_decay
     if label_smoothing is not None: self.label_smoothing = label_smoothing
     if max_grad_norm is not None: self.max_grad_norm = max_grad_norm
@@ -221,7 +219,7 @@ def drop_partial_state(engine):
     states, trained = engine.optimizer.state, sum(len(g['params']) for g in engine.optimizer.param_groups)
     partial_state = len(states) < trained or any(len(s) < 2 for s in states.values())
     if partial_state or engine.kind != 'adamw' and engine.updating: states.clear()
-    if engine.scaler: engine.scaler = engine.precision.make_scaler()
+    if engine.scaler: engine.scaler._per_optimizer_states.clear()
     engine.updating = False
 
 # %% ../nbs/33_engine.ipynb #f480bf7b
@@ -257,6 +255,7 @@ def reset(self: Engine,
              **values) # refuses before anything is reset
     _load(self, {**self.start, **(weights or {})})
     drop_partial_state(self)
+    self.scaler = self.precision.make_scaler()
     if self.kind == 'adamw': _empty(self.optimizer)
     else: self.optimizer.state.clear() # codes of 8 bits are not 0 when they mean 0
     if self.average is not None: self._follow(0.)
@@ -460,10 +459,8 @@ def undo(self: Engine):
     if self.updating:
         raise MemoryError('out of memory in the update itself, weights may have changed; take fused=True '
                           'or adamw_8bit, or a smaller batch, and start from the last checkpoint')
-    scale = self.scaler and self.scaler.state_dict()
     self._clear_gradients()
     drop_partial_state(self)
-    if scale: self.scaler.load_state_dict(scale)
 
 # %% ../nbs/33_engine.ipynb #a575ea2d
 @patch
@@ -489,11 +486,11 @@ def _backward_of_all(self: Engine, store, micro, weight):
 @patch
 def _agree(self: Engine, failed):
     "Raise on every rank what one of them met: the others would wait for its gradients"
-    verdict = torch.tensor([0 if failed is None else 1 if is_out_of_memory(failed) else 2])
+    verdict = torch.tensor(0 if failed is None else 1 if is_out_of_memory(failed) else 2)
     torch.distributed.all_reduce(verdict, torch.distributed.ReduceOp.MAX, group=self.votes)
     if failed is not None: raise failed
-    if verdict.item() == 1: raise torch.OutOfMemoryError('out of memory on another rank')
-    if verdict.item(): raise RuntimeError('another rank failed, see its message')
+    if verdict == 1: raise torch.OutOfMemoryError('out of memory on another rank')
+    if verdict: raise RuntimeError('another rank failed, see its message')
 
 # %% ../nbs/33_engine.ipynb #c5f73d0f
 @patch
@@ -642,16 +639,12 @@ def load_state(self: Engine,
 @contextmanager
 def preserved(self: Engine):
     "Everything is as before when the block ends, see `batch_finder.preserved`"
-    values = dict(best=self.best, class_weights=self.class_weights, host_weights=self.host_weights, updating=False)
+    names = 'best', 'class_weights', 'host_weights', 'scaler'
+    values = {name: getattr(self, name) for name in names} | dict(updating=False)
     values['average'] = self.average and {k: v.clone() for k, v in self.average.items()}
-    scale = self.scaler and self.scaler.state_dict()
     try:
-        with preserved(self.model, self.optimizer): yield self
-    finally:
-        self.__dict__.update(values)
-        if self.scaler: # a new one: the old may carry marks of a step that failed
-            self.scaler = self.precision.make_scaler()
-            self.scaler.load_state_dict(scale)
+        with preserved(self.model, self.optimizer, self.scaler): yield self
+    finally: self.__dict__.update(values)
 
 # %% ../nbs/33_engine.ipynb #5a356543
 @patch
@@ -679,12 +672,12 @@ def attention_of(
     learnt = np.arange(len(store)) if store.targets is None else np.flatnonzero(store.targets)
     step = [MicroBatch(learnt[:rows], store.max_length)]
     with engine.eager_steps(), engine.preserved(): ran = attention_ran(lambda: engine.step(data, step))
-    asked = getattr(engine.model.config, '_attn_implementation', None) or 'eager'
-    really = 'what really ran in a training step'
-    if ran: return Choice(', '.join(ran), really)
-    if asked not in ('eager', 'sdpa'):
-        return Choice(asked, 'as the model was set; it does not call the attention of torch')
-    return Choice("the model's own", f'{really}: {asked}, which does not call the attention of torch')
+    setting = getattr(engine.model.config, '_attn_implementation', None) or 'eager'
+    reason = 'what really ran in a training step'
+    if ran: return Choice(', '.join(ran), reason)
+    if setting in ('eager', 'sdpa'):
+        return Choice("the model's own", f'{reason}: {setting}, which does not call the attention of torch')
+    return Choice(setting, 'as the model was set; it does not call the attention of torch')
 
 ATTENTIONS = 'attention that the model has' # what decisions call it
 
