@@ -247,7 +247,7 @@ def check_run(
     for wrong, message in _mismatches(engine, store, config, train):
         if wrong: raise InputError(message)
     _check_head(engine.model, store)
-    engine._check(store)
+    engine.check_store(store)
     if store.task == 'causal': _check_ahead(engine, store)
 
 # %% ../nbs/44_build.ipynb #ba06a2df
