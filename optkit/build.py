@@ -18,7 +18,7 @@ from .base import Choice, first_line, InputError
 from .precision import choose_precision, held_format, set_attention, text_config, tf32_set
 from .table import IGNORED
 from .store import TokenStore
-from .steps import Layout
+from .steps import Layout, row_numbers
 from .augment import check_augment
 from .models import seeded
 from .engine import Engine
@@ -154,19 +154,13 @@ def plan_sizes(
     return replace(c, eval_batch=evaluation.physical), decisions, plan
 
 # %% ../nbs/44_build.ipynb #a94fd40c
-def _check_rows(train, valid, count):
-    "Raise `InputError` for what are no row numbers of a store of so many rows"
+def _check_rows(store, train, valid):
+    "Raise `InputError` for what are no row numbers of the store, or no rows"
     given = dict(train=train) if valid is None else dict(train=train, evaluate=valid)
-    for name, rows in given.items():
-        if np.ndim(rows) != 1 or len(rows) and np.asarray(rows).dtype.kind not in 'iu': raise InputError(
-            f'rows to {name}: expected a list of row numbers, found {np.ndim(rows)} dimensions of '
-            f'{np.asarray(rows).dtype}; for a mask pass np.flatnonzero(mask)')
+    for name, rows in given.items(): row_numbers(store, rows, f'rows to {name}')
     if not all(map(len, given.values())): raise InputError(
         f'{len(train)} rows to train on and {len(given.get("evaluate", ()))} to evaluate on; '
         'expected at least one of each')
-    for name, rows in given.items():
-        if np.min(rows) < 0 or np.max(rows) >= count: raise InputError(
-            f'rows to {name} go from {np.min(rows)} to {np.max(rows)}, the store has {count} (0 to {count - 1})')
 
 # %% ../nbs/44_build.ipynb #eb6529e3
 def _mismatches(engine, store, config, train):
@@ -236,7 +230,7 @@ def check_run(
     custom: Callable | None = None # see `metrics.score`
 ):
     "Raise `InputError` where rows, labels, model and configuration do not fit together"
-    _check_rows(train, valid, len(store))
+    _check_rows(store, train, valid)
     if valid is not None:
         check_metric(config.metric, store.task, custom)
         if both := np.isin(valid, train).sum():
