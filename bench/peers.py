@@ -153,7 +153,7 @@ def warm(name, work, count):
 
 
 def settings(explore, shape, attention='optkit'):
-    "Our own settings; `by`: how attention of transformers is compiled, `options`: of the compiler, for that, `near`: with only the positions that a length needs"
+    "Our own settings; `options`: of the compiler, for attention of transformers"
     tuned, tiled = {'coordinate_descent_tuning': True}, {'triton.tile_reductions': True, 'triton.prefer_nd_tiling': True}
     realized = {'realize_reads_threshold': 1, 'realize_opcount_threshold': 5} # scores with their lookups are written once, before softmax reads them twice
     if not explore and attention == 'transformers': return {f'optkit, attention of transformers{n}': dict(attention=attention) | kw for n, kw in (('', {}), (', tuned', dict(options=tuned)))}
@@ -161,16 +161,15 @@ def settings(explore, shape, attention='optkit'):
     if attention == 'transformers':
         ways = {'of any length': {}, 'tuned': dict(options=tuned), 'tiled': dict(options=tiled), 'tuned, tiled': dict(options=tuned | tiled), 'realized': dict(options=realized), 'tuned, realized': dict(options=tuned | realized),
                 'fused by four': dict(options={'max_fusion_size': 4}), 'unfused': dict(options={'max_fusion_size': 1}), 'octave=4': dict(octave=4), 'six shapes': dict(most=6),
-                'all positions': dict(near=False), 'in turn': dict(beside=False), 'by slot': dict(by='slot')}
+                'in turn': dict(beside=False)}
         return {n: dict(attention=attention) | kw for n, kw in ways.items()}
     return {'as it is': dict(), 'graphs only': dict(layers=False), 'static': dict(dynamic=False), 'two shapes': dict(most=2), 'one length an octave': dict(octave=1), 'in turn': dict(beside=False), 'in places': dict(end_to_end=False), 'one an octave in turn': dict(octave=1, beside=False)}
 
 
-def ours(model, precision, store, by=None, options=None, near=True, **values):
+def ours(model, precision, store, options=None, **values):
     "Our engine with settings"
     engine = FastEngine(model, precision, max_grad_norm=1., **values)
-    if by: engine._attention_by = by
-    engine._attention_options, engine._attention_near = options, near
+    engine._attention_options = options
     return Ours(engine, store)
 
 
@@ -213,7 +212,7 @@ def start_once(args):
     hw = detect()
     model, store = model_of(args.shape, args.small), rows_of(500 if args.small else 30000, 512 if args.small else 8192, 64 if args.small else 512)
     ready = time.perf_counter()
-    work = ours(model, choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32'), store, args.by, layers=True, attention=args.attention)
+    work = ours(model, choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32'), store, layers=True, attention=args.attention)
     made = time.perf_counter()
     work(1)
     wait()
@@ -228,14 +227,14 @@ def start_once(args):
 
 def of_start(args):
     "What a start is of, as options of the command line"
-    return [*(['--shape', args.shape] if args.shape != 'w1' else []), *(['--attention', args.attention] if args.attention != 'optkit' else []), *(['--by', args.by] if args.by else [])]
+    return [*(['--shape', args.shape] if args.shape != 'w1' else []), *(['--attention', args.attention] if args.attention != 'optkit' else [])]
 
 
 def start_record(args, found, hw):
     "The record of the starts so far"
-    rows = [dict(variant=f'optkit{"" if args.attention == "optkit" else ", attention of " + args.attention}{", by " + args.by if args.by else ""}, {k}', baseline='none', repeats=len(of), seconds={q: float(np.quantile([f['first_update_s'] for f in of], v)) for q, v in (('p20', .2), ('p50', .5), ('p80', .8))})
+    rows = [dict(variant=f'optkit{"" if args.attention == "optkit" else ", attention of " + args.attention}, {k}', baseline='none', repeats=len(of), seconds={q: float(np.quantile([f['first_update_s'] for f in of], v)) for q, v in (('p20', .2), ('p50', .5), ('p80', .8))})
             for k in ('cold', 'warm', WITHOUT) for of in [[f for f in found if f['start'] == k]] if of]
-    save_records(f'{args.out}/{args.shape}-start-{"" if args.attention == "optkit" else args.attention + "-"}{args.by + "-" if args.by else ""}{hw.card}.json', rows, hw, ' '.join(['python bench/peers.py --start', *of_start(args)]), starts=json.dumps(found),
+    save_records(f'{args.out}/{args.shape}-start-{"" if args.attention == "optkit" else args.attention + "-"}{hw.card}.json', rows, hw, ' '.join(['python bench/peers.py --start', *of_start(args)]), starts=json.dumps(found),
                  note='seconds from a model and its data in host memory to the end of the first optimizer step; imports of torch and optkit are not counted, that of the compiler of torch at its first use is, except in the last row')
 
 
@@ -267,7 +266,6 @@ def main():
     parser.add_argument('--per-round', type=int, default=50, help='steps of each variant in a round; peers that group by length repeat their lengths every 50')
     parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
     parser.add_argument('--attention', choices=WHOSE_ATTENTION, default='optkit', help="our own, or the model's own in the same places")
-    parser.add_argument('--by', choices=('any', 'slot', 'eager'), help='of --start: how attention of transformers is compiled; as the engine does it without')
     parser.add_argument('--cache', help='an empty folder in which --start leaves what was compiled; a temporary one without')
     parser.add_argument('--once', help=argparse.SUPPRESS)
     parser.add_argument('--imported', action='store_true', help=argparse.SUPPRESS)
