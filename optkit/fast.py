@@ -10,7 +10,7 @@ __all__ = ['WHOSE_ATTENTION', 'fast_problem', 'end_to_end_problem', 'padded_shap
 import gc, math, os, re, shlex, subprocess, time, traceback, types
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 
 import numpy as np
 import torch
@@ -317,30 +317,18 @@ def _compiled_layer(self: FastEngine, cls, native):
     return self.compiled[native]
 
 # %% ../nbs/37_fast.ipynb #c0a1e7d4
-def _recompilable(forward):
-    "`forward` under code of its own: the compiler keeps what it makes by code, also where it was for one length"
-    @wraps(forward)
-    def same(self, *args, **kwargs): return forward(self, *args, **kwargs)
-    return same
-
 @patch
 def _compiled_slot(self: FastEngine, cls):
     "An attention module's own forward, compiled for any number of rows of a slot, and any length"
-    if cls not in self.compiled:
-        options = dict(dynamic=False, options=self._attention_options)
-        forward = torch.compile(_recompilable(cls.forward), **options)
-        def mark(t, *dims): # a size of 1 is compiled for itself
+    if cls in self.compiled: return self.compiled[cls]
+    forward = torch.compile(cls.forward, dynamic=False, options=self._attention_options)
+    sizes = dict(relative_pos=(1, 2), rel_embeddings=(0,)) # a size of 1 is compiled for itself
+    def call(self, hidden, mask, **positions):
+        for t, dims in [(hidden, (0, 1)), (mask, (0, 2, 3)), *((t, sizes[n]) for n, t in positions.items())]:
             for d in dims: torch._dynamo.maybe_mark_dynamic(t, d)
-        def call(self, hidden, mask, *args, relative_pos=None, **kwargs):
-            mark(hidden, 0, 1)
-            mark(mask, 0, 2, 3)
-            if relative_pos is not None:
-                mark(relative_pos, 1, 2)
-                mark(kwargs['rel_embeddings'], 0)
-                kwargs['relative_pos'] = relative_pos
-            return forward(self, hidden, mask, *args, **kwargs)
-        self.compiled[cls] = call
-    return self.compiled[cls]
+        return forward(self, hidden, mask, **positions)
+    self.compiled[cls] = call
+    return call
 
 # %% ../nbs/37_fast.ipynb #47e4ccef
 @patch
@@ -464,13 +452,13 @@ def _fall_back(self: FastEngine, exc) -> bool: # whether there is something to t
     "After a failure to build: fewer rows at once, or no compiler where it is what failed, or no graphs, with a note"
     if is_out_of_memory(exc):
         if not self._fewer_rows(): return False
-    elif not self.layers and not self.graphs: return False
-    else:
-        without = 'layers' if self.layers and (not self.graphs or _from_compiler(exc)) else 'graphs'
-        setattr(self, without, False)
-        self.built = {}
-        what = 'not compiled' if without == 'layers' else 'no CUDA graphs'
-        self.notes.append(f'{what}: {_error_line(exc)}')
+    elif self.layers and (not self.graphs or _from_compiler(exc)):
+        self.layers, self.built = False, {}
+        self.notes.append(f'not compiled: {_error_line(exc)}')
+    elif self.graphs:
+        self.graphs, self.built = False, {}
+        self.notes.append(f'no CUDA graphs: {_error_line(exc)}')
+    else: return False
     self._clear_gradients()
     self.total.zero_()
     return True
