@@ -528,7 +528,7 @@ def step(self: FastEngine,
 # %% ../nbs/37_fast.ipynb #392440f0
 @patch
 @contextmanager
-def plainly(self: FastEngine):
+def eager_steps(self: FastEngine):
     "Steps inside are those of the plain engine, on rows that are padded as a micro-batch says"
     before, self.reason = self.reason, self.reason or 'steps are taken plainly for now'
     try: yield self
@@ -536,7 +536,7 @@ def plainly(self: FastEngine):
 
 # %% ../nbs/37_fast.ipynb #d3d0527a
 @patch
-def own_attention(self: FastEngine, store: TokenStore) -> Choice | None: # see `Engine.own_attention`
+def attention_override(self: FastEngine, store: TokenStore) -> Choice | None: # see `Engine.attention_override`
     "Attention in places or end to end, where rows go that way"
     if self.reason or isinstance(call := self.call_for(store), PaddedCall): return None
     if call.end_to_end: return Choice('flash', 'rows of any lengths go end to end through it, in the fast engine')

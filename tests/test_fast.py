@@ -201,7 +201,7 @@ def test_attention_of_transformers_in_places_equals_the_plain_engine(name):
     fast.forward_in_places, ran = True, []
     np.testing.assert_allclose(losses(plain, lr=1e-3), losses(fast, lr=1e-3), rtol=2e-5)
     call, rows = fast.call_for(STORE), np.arange(7)
-    assert call.native and not call.end_to_end and not fast.notes and fast.own_attention(STORE).value == "the model's own, in places"
+    assert call.native and not call.end_to_end and not fast.notes and fast.attention_override(STORE).value == "the model's own, in places"
     torch.testing.assert_close(plain.predict(STORE, rows), fast.predict(STORE, rows), rtol=1e-3, atol=1e-3)
     for module in call.modules: module.register_forward_hook(lambda m, a, found: ran.append(found[0][0].detach()))
     shape = Shape(((1, 64), (3, 32), (8, 16)), 320)
@@ -799,7 +799,7 @@ def test_what_graphs_hold_stays_where_it_is(tmp_path):
     losses(engine, lr=1e-2, weight_decay=.5, max_grad_norm=.01, betas=(.5, .6)), engine.set_lr(1e-4)
     assert same() and all(float(g['lr']) == pytest.approx(1e-4) for g in engine.optimizer.param_groups)
     saved = {k: v.clone() for k, v in engine.state().items()}
-    with engine.plainly(), engine.preserved(): engine.step(STORE, micro)
+    with engine.eager_steps(), engine.preserved(): engine.step(STORE, micro)
     assert same() and all(torch.equal(v, saved[k]) for k, v in engine.state().items())
     for p, _ in engine.gradients: p.grad = torch.ones_like(p)
     engine.undo()
@@ -934,7 +934,7 @@ def test_a_trainer_gives_rows_only_and_halves_the_rows_at_once(monkeypatch):
     np.testing.assert_allclose(found, want, rtol=1e-4)
     assert fast.at_once == 4 and [d['what'] for d in trainer.position.decisions][:1] == ['physical batch'] and 'at most 4 rows' in trainer.position.decisions[0]['reason']
     assert fast.micro_batches > 1 and fast.own_cut().value == 4
-    with fast.plainly(): assert fast.own_cut() is None and Engine.own_cut(fast) is None
+    with fast.eager_steps(): assert fast.own_cut() is None and Engine.own_cut(fast) is None
 
 
 def test_a_compiler_that_fails_is_left_out(monkeypatch):

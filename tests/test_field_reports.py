@@ -1059,11 +1059,11 @@ def test_field_updates_that_fp16_skips_move_neither_rate_nor_average_nor_count(f
 
 @pytest.mark.filterwarnings('ignore:8 of the 8 rows')
 def test_field_a_resumed_fp16_run_knows_its_skipped_updates(tmp_path):
-    from optkit.trainer import Position
-    p = Position(12, done=5, skipped=2)
-    assert Position.from_dict(json.loads(json.dumps(p.to_dict()))).skipped == 2
+    from optkit.trainer import RunState
+    p = RunState(12, done=5, skipped=2)
+    assert RunState.from_dict(json.loads(json.dumps(p.to_dict()))).skipped == 2
     old = p.to_dict(); del old['skipped'] # of a checkpoint before there was such a count
-    assert Position.from_dict(old).skipped == 0
+    assert RunState.from_dict(old).skipped == 0
 
 
 # Tables, folds, labels
