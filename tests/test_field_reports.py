@@ -1632,7 +1632,7 @@ def limited(words, kilobytes):
     "The command in a process whose files cannot grow beyond that"
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024, kilobytes * 1024))
     return subprocess.run([sys.executable, '-c', 'import sys; from optkit.cli import main; sys.exit(main())', *words], preexec_fn=limit, capture_output=True, text=True, cwd=ROOT,
-                          env=dict(os.environ, HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT)))
+                          env=dict(os.environ, HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))))
 
 
 @pytest.mark.slow
