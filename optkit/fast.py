@@ -117,7 +117,6 @@ WHOSE_ATTENTION = 'optkit', 'transformers' # whose attention runs in the places
 class FastEngine(Engine):
     "An engine whose steps are built once for a few shapes"
     gradients = () # (weight, its gradient) pairs, at addresses that graphs hold
-    _attention_options = None # of `torch.compile`, for attention of transformers
 
     def __init__(self, model, precision, # as of `Engine`
         at_once: int = 64, # rows of a micro-batch at most
@@ -321,7 +320,7 @@ def _compiled_layer(self: FastEngine, cls, native):
 def _compiled_slot(self: FastEngine, cls):
     "An attention module's own forward, compiled for any number of rows of a slot, and any length"
     if cls in self.compiled: return self.compiled[cls]
-    forward = torch.compile(cls.forward, dynamic=False, options=self._attention_options)
+    forward = torch.compile(cls.forward, dynamic=False)
     sizes = dict(relative_pos=(1, 2), rel_embeddings=(0,)) # a size of 1 is compiled for itself
     def call(self, hidden, mask, **positions):
         for t, dims in [(hidden, (0, 1)), (mask, (0, 2, 3)), *((t, sizes[n]) for n, t in positions.items())]:

@@ -9,7 +9,7 @@ __all__ = ['Shape', 'length_ladder', 'fill', 'Costs', 'cut', 'choose_shapes', 'S
 # %% ../nbs/36_slots.ipynb #7ca71929
 import inspect, itertools, math, weakref
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
