@@ -246,7 +246,8 @@ def check_run(
 
 # %% ../nbs/44_build.ipynb #ba06a2df
 def balanced_weights(
-    store: TokenStore, rows: np.ndarray # row numbers to train on
+    store: TokenStore, rows: np.ndarray, # row numbers to train on
+    outputs: int = 0 # of the head, at least
 ) -> tuple[float, ...]: # one a class; 0 for a class without rows
     """Weights under which each class counts alike: all / (classes * rows of the class), as scikit-learn has it.
     With several classes at once: negatives / positives."""
@@ -259,6 +260,6 @@ def balanced_weights(
         ends = np.cumsum(store.lengths)
         labels = np.concatenate([labels[ends[r] - store.lengths[r]:ends[r]] for r in rows])
         labels = labels[labels >= 0]
-    counts = np.bincount(labels, minlength=max(len(store.classes), int(labels.max()) + 1))
+    counts = np.bincount(labels, minlength=max(outputs, len(store.classes), int(labels.max()) + 1))
     balanced = counts.sum() / (max(1, (counts > 0).sum()) * np.maximum(counts, 1))
     return tuple(np.where(counts, balanced, 0.).tolist())

@@ -72,23 +72,22 @@ def pack(
 ) -> list[list[int]]: # places of the rows in each pack
     "Few even packs: each row goes to the emptiest, the longest first; where that overflows, to the first with room"
     order, least = np.argsort(-lengths, kind='stable'), math.ceil(int(lengths.sum()) / max_tokens)
-    packs, filled = [[] for _ in range(least)], [0] * least
-    for row in order:
-        k = int(np.argmin(filled))
-        packs[k].append(int(row))
-        filled[k] += int(lengths[row])
-    return packs if max(filled) <= max_tokens else _first_fit(order, lengths, max_tokens)
+    packs, filled = _fill(order, lengths, least, lambda filled, n: int(np.argmin(filled)))
+    if max(filled) <= max_tokens: return packs
+    with_room = lambda filled, n: next((k for k, f in enumerate(filled) if f + n <= max_tokens), len(filled))
+    return _fill(order, lengths, 0, with_room)[0]
 
-def _first_fit(order, lengths, max_tokens):
-    packs, filled = [], []
+def _fill(order, lengths, count, choose):
+    "Packs of the rows, and the tokens of each; `choose(filled, n)`: the pack that takes `n` tokens, a new one or not"
+    packs, filled = [[] for _ in range(count)], [0] * count
     for row in order:
-        k = next((k for k, n in enumerate(filled) if n + lengths[row] <= max_tokens), len(filled))
-        if k == len(filled):
+        k, n = choose(filled, lengths[row]), int(lengths[row])
+        if k == len(packs):
             packs.append([])
             filled.append(0)
         packs[k].append(int(row))
-        filled[k] += int(lengths[row])
-    return packs
+        filled[k] += n
+    return packs, filled
 
 # %% ../nbs/22_steps.ipynb #47f0a958
 def pack_budget(

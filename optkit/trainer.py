@@ -164,13 +164,11 @@ class Trainer:
 # %% ../nbs/46_trainer.ipynb #f16d5b1a
 @patch
 def _reset(self: Trainer):
-    c = self.config
-    balanced = c.class_weights == 'balanced'
-    weights = balanced_weights(self.store, self.train) if balanced else c.class_weights
-    if balanced: weights = (*weights, *[0.] * (int(self.engine.model.config.num_labels) - len(weights)))
-    self.engine.reset(
-        c.lr, c.weight_decay, c.label_smoothing, c.max_grad_norm, c.seed, betas=c.betas, eps=c.eps,
-        class_weights=() if weights is None else weights, rows=min(c.effective_batch, len(self.train)))
+    c, model = self.config, self.engine.model
+    weights = c.class_weights or ()
+    if weights == 'balanced': weights = balanced_weights(self.store, self.train, int(model.config.num_labels))
+    self.engine.reset(c.lr, c.weight_decay, c.label_smoothing, c.max_grad_norm, c.seed, betas=c.betas, eps=c.eps,
+                      class_weights=weights, rows=min(c.effective_batch, len(self.train)))
 
 # %% ../nbs/46_trainer.ipynb #bdeed192
 @patch
