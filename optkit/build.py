@@ -18,11 +18,11 @@ from .base import Choice, first_line, InputError
 from .precision import choose_precision, held_format, set_attention, text_config, tf32_set
 from .table import IGNORED
 from .store import TokenStore
-from .steps import row_numbers
+from .steps import Layout, row_numbers
 from .augment import check_augment
 from .models import seeded
 from .engine import Engine
-from .sizes import plan_batch, plan_evaluation, plan_table, plan_tokens
+from .sizes import plan_evaluation
 from .fast import FastEngine
 from .metrics import check_metric
 from .config import TrainConfig
@@ -145,44 +145,13 @@ def plan_sizes(
     limit: int | None = None # largest number of rows to try; None: see `plan_batch`
 ) -> tuple[TrainConfig, list, object]: # with sizes; decisions, (what, `Choice`); `BatchPlan` of training, if measured
     "Measure the sizes that a configuration leaves open; the engine stays as it was"
-    c, effective, plan, decisions = config, effective or config.effective_batch, None, []
+    c, effective = config, effective or config.effective_batch
     if choice := engine.own_cut(): return c, [('physical batch', choice)], None
-    on_gpu = engine.device.type == 'cuda'
-    if c.layout == 'packed' and c.max_tokens is None:
-        longest = int(store.lengths.max())
-        step = min(2**18 if on_gpu else 4096, _up_to(effective * longest, 64)) # tokens; no step holds more
-        plan = plan_tokens(engine, store, headroom, max(_up_to(longest, 64), step), effective=effective)
-        c = replace(c, max_tokens=plan.max_tokens)
-        decisions.append(('tokens of a pack', Choice(plan.max_tokens, plan.reason)))
-    elif c.layout != 'packed' and c.physical_batch is None:
-        plan = plan_batch(engine, store, effective, headroom, limit, layout=c.layout)
-        c = replace(c, physical_batch=plan.physical)
-        reason = f'accumulation {plan.accumulation} for {effective} rows a step; {plan.reason}'
-        decisions.append(('physical batch', Choice(plan.physical, reason)))
-        if c.layout in ('sorted', 'grouped') and c.batch_table is None:
-            table = _rows_by_length(engine, store, plan, effective, headroom, limit)
-            c = replace(c, batch_table=table.value)
-            decisions.append(('rows by length', table))
-    evaluation = plan_evaluation(engine, store, headroom, limit or (512 if on_gpu else None))
+    layout, decisions, plan = Layout.from_config(c).fitted(engine, store, effective, headroom, limit)
+    c = replace(c, physical_batch=layout.rows, max_tokens=layout.tokens, batch_table=layout.table)
+    evaluation = plan_evaluation(engine, store, headroom, limit or (512 if engine.device.type == 'cuda' else None))
     decisions.append(('rows at once in evaluation', Choice(evaluation.physical, f'forward only, {evaluation.reason}')))
     return replace(c, eval_batch=evaluation.physical), decisions, plan
-
-def _up_to(n, multiple): return -(-n // multiple) * multiple
-
-# %% ../nbs/44_build.ipynb #647eeb42
-def _rows_by_length(engine, store, plan, effective, headroom, limit):
-    "A table of rows for shorter lengths, where a step of the longest rows has to be cut"
-    if plan.accumulation == 1: return Choice(None, f'a whole step of {plan.effective} of the longest rows fits')
-    quartiles = (np.quantile(store.lengths, q, method='higher') for q in (.25, .5, .75))
-    lengths = sorted({int(min(_up_to(n, 8), plan.longest)) for n in quartiles} - {plan.longest})
-    if not lengths: return Choice(None, 'most rows are as long as the longest')
-    plans = plan_table(engine, store, tuple(lengths), effective, headroom, limit)
-    table = {tokens: max(probe.batch for probe in p.tried if probe.fits) for tokens, p in plans.items()}
-    most = plan.physical
-    if max(table.values()) <= most: return Choice(None, f'shorter rows let no more than {most} through')
-    words = ', '.join(f'{rows} of up to {tokens} tokens' for tokens, rows in table.items())
-    return Choice(tuple((tokens, max(rows, most)) for tokens, rows in table.items()),
-                  f'{most} of the longest rows fit, of shorter ones more: {words}')
 
 # %% ../nbs/44_build.ipynb #a94fd40c
 def _check_rows(store, train, valid):
@@ -272,7 +241,7 @@ def check_run(
     for wrong, message in _mismatches(engine, store, config, train):
         if wrong: raise InputError(message)
     _check_head(engine.model, store)
-    engine._check(store)
+    engine.check_store(store)
     if store.task == 'causal': _check_ahead(engine, store)
 
 # %% ../nbs/44_build.ipynb #ba06a2df
