@@ -1,6 +1,8 @@
 # Made by tools/stubs.py from the modules: run that.
 
 from .base import Choice
+from .batch_finder import BatchPlan
+from .engine import Engine
 from .store import TokenStore
 from .table import ByValue
 from collections.abc import Iterator
@@ -43,6 +45,13 @@ class Layout:
     rows: int | None = ...
     tokens: int | None = ...
     table: tuple[tuple[int, int], ...] | None = ...
+
+    def call(self, engine: Engine, store: TokenStore, tokens: int=0):
+        """How the engine's model is called. Packs are tried out at the first call and whenever one is longer than before.
+Raises `InputError` for a model that is not packed rightly."""
+
+    def fitted(self, engine: Engine, store: TokenStore, effective: int, headroom: float=0.02, limit: int | None=None) -> tuple[Layout, list[tuple[str, Choice]], BatchPlan | None]:
+        """Measure the rows or tokens at once that this layout leaves open; the engine stays as it was"""
 
     def cut(self, rows: np.ndarray, lengths: np.ndarray, max_length: int) -> list[MicroBatch]:
         """Even micro-batches, or by the table as many rows as each length lets through"""
