@@ -235,12 +235,13 @@ def kept_record(
 def results_folder(folder=None) -> Path | None: # None: not found
     "`folder`, or `bench/results` of the checkout that holds this notebook or module"
     roots = [Path.cwd(), *Path.cwd().parents, *Path(optkit.__file__).resolve().parents]
-    return Path(folder) if folder else next((o/'bench'/'results' for o in roots if (o/'bench'/'results').is_dir()), None)
+    if folder: return Path(folder)
+    return next((path for root in roots if (path := root/'bench'/'results').is_dir()), None)
 
 def in_ladder(
     variant # name of a row
 ) -> bool:
-    "Whether a row stands in a ladder, or on top of bf16: its claim is then about the row before it, elsewhere about its baseline"
+    "Whether a row stands in a ladder, or on top of bf16: its claim is then about the row before it, not its baseline"
     return str(variant).startswith(('+', 'bf16 + ', 'bf16, '))
 
 def read_committed(

@@ -10,7 +10,7 @@ __all__ = ['Shape', 'length_ladder', 'fill', 'Costs', 'cut', 'choose_shapes', 'S
 import inspect, itertools, math, weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -92,8 +92,7 @@ def cut(
     rest, parts = np.arange(len(lengths)), []
     def cost(trial): # one that holds all that is left comes first
         shape, placed, left = trial
-        tokens = sum(lengths[rest[row]] for rows in placed for row in rows)
-        return bool(left), costs.of(shape) / max(tokens, 1e-9)
+        return bool(left), costs.of(shape) / max(sum(lengths[rest[rows]].sum() for rows in placed), 1e-9)
     while len(rest):
         shape, placed, left = min(((shape, *fill(shape, lengths[rest])) for shape in shapes), key=cost)
         if len(left) == len(rest):
@@ -333,15 +332,12 @@ def _native_inputs(self: PlacedPacking, rows, l, mask):
     return self.encoder.get_attention_mask(mask), *self.known.get(key, (None, None))
 
 # %% ../nbs/36_slots.ipynb #dec91ce1
-def _kept_positions(encoder, known):
+def _cached_positions(encoder, known, hidden, *given, **named):
     "DeBERTa's distances, made once for each length: that copies a number from host memory, which no capture allows"
-    make = type(encoder).get_rel_pos
-    def get_rel_pos(hidden, *given, **named):
-        if any(v is not None for v in (*given, *named.values())): return make(encoder, hidden, *given, **named)
-        key = hidden.shape[-2], hidden.device
-        if key not in known: known[key] = make(encoder, hidden)
-        return known[key]
-    return get_rel_pos
+    make, key = type(encoder).get_rel_pos, (hidden.shape[-2], hidden.device)
+    if any(v is not None for v in (*given, *named.values())): return make(encoder, hidden, *given, **named)
+    if key not in known: known[key] = make(encoder, hidden)
+    return known[key]
 
 class PaddedCall:
     "Calls a model on padded rows in the way of `PlacedPacking`"
@@ -360,7 +356,7 @@ class PaddedCall:
 
     @contextmanager
     def switched(self, work=None):
-        for encoder, known in self.encoders: encoder.get_rel_pos = _kept_positions(encoder, known)
+        for encoder, known in self.encoders: encoder.get_rel_pos = partial(_cached_positions, encoder, known)
         try: yield
         finally:
             for encoder, _ in self.encoders: encoder.__dict__.pop('get_rel_pos', None)
@@ -374,7 +370,7 @@ def masked_loss(
     smoothing: torch.Tensor, # label smoothing
     weights: torch.Tensor # [classes], or [1] for all
 ) -> torch.Tensor: # sum over places
-    "The loss of `Engine` with values as tensors; cross-entropy as torch defines it with weights and smoothing"
+    "The loss of `Engine` with its values as tensors"
     if task == 'regression':
         return ((logits.view(labels.shape) - labels) ** 2 * held.view(-1, *[1] * (labels.ndim - 1))).sum()
     if task == 'multilabel':
