@@ -61,12 +61,13 @@ def fill(
     free, room = [n for n, _ in shape.slots], shape.tokens or math.inf
     placed, left = [[] for _ in shape.slots], []
     for row in np.argsort(-lengths, kind='stable').tolist():
-        fits = [k for k, (_, l) in enumerate(shape.slots) if free[k] and l >= lengths[row]]
-        if not fits or lengths[row] > room: left.append(row)
+        need = int(lengths[row])
+        slot = next((k for k in range(len(free))[::-1] if free[k] and shape.slots[k][1] >= need), None)
+        if slot is None or need > room: left.append(row)
         else:
-            placed[fits[-1]].append(row)
-            free[fits[-1]] -= 1
-            room -= lengths[row]
+            placed[slot].append(row)
+            free[slot] -= 1
+            room -= need
     return placed, left
 
 # %% ../nbs/36_slots.ipynb #4b53a137
@@ -92,7 +93,7 @@ def cut(
     rest, parts = np.arange(len(lengths)), []
     def cost(trial): # one that holds all that is left comes first
         shape, placed, left = trial
-        return bool(left), costs.of(shape) / max(sum(lengths[rest[rows]].sum() for rows in placed), 1e-9)
+        return bool(left), costs.of(shape) / max(lengths[rest].sum() - lengths[rest[left]].sum(), 1e-9)
     while len(rest):
         shape, placed, left = min(((shape, *fill(shape, lengths[rest])) for shape in shapes), key=cost)
         if len(left) == len(rest):
