@@ -953,8 +953,7 @@ def test_a_compiler_that_fails_is_left_out(monkeypatch):
 def test_an_evaluation_that_cannot_be_captured_is_plain(monkeypatch):
     plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     fast.forward_in_places = True
-    build = FastEngine._build
-    monkeypatch.setattr(FastEngine, '_build', lambda *a, train=True: build(*a) if train else (_ for _ in ()).throw(RuntimeError('not in a capture')))
+    monkeypatch.setattr(FastEngine, '_evaluate', lambda *a: (_ for _ in ()).throw(RuntimeError('not in a capture')))
     torch.testing.assert_close(plain.predict(STORE, np.arange(9)), fast.predict(STORE, np.arange(9)), rtol=1e-5, atol=1e-6)
     assert 'evaluation is plain: RuntimeError: not in a capture' in repr(fast) and not fast.forward_in_places
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)  # training is what it was
