@@ -39,6 +39,16 @@ def test_names_that_moved_can_be_read_from_their_old_module_with_a_warning(old, 
     assert name in vars(module) or any(str(w.message) == f'optkit.{old}.{name} moved to optkit.{new}' for w in caught)
 
 
+@pytest.mark.parametrize('module, old, new', [('trainer', 'Position', 'RunState'), ('trainer', 'CHANGES_NOTHING', 'ROUNDING_ONLY_FIELDS'),
+    ('trainer', 'BUILT_IN', 'ENGINE_FIELDS'), ('progress', 'Beside', 'BackgroundRun'), ('store', 'place', 'to_device'), ('data', 'place', 'to_device')])
+def test_names_of_before_can_be_read_with_a_warning(module, old, new):
+    module = importlib.import_module(f'optkit.{module}')
+    with pytest.warns(DeprecationWarning, match=f'{old} is now {new}'): value = getattr(module, old)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert value is getattr(module, new)
+
+
 def test_a_name_that_no_module_had_is_none():
     for old in ('data', 'engine', 'claims'):
         with pytest.raises(AttributeError, match='has no attribute'): getattr(importlib.import_module(f'optkit.{old}'), 'nothing_at_all')
