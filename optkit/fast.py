@@ -505,7 +505,7 @@ def step(self: FastEngine,
     "Forward, backward, clip and update, from shapes that are built at their first use"
     if self.reason or not len(step): return Engine.step(self, store, step)
     if not self.model.training: self.model.train()
-    self._check(store)
+    self.check_store(store)
     rows = np.concatenate([m.rows for m in step]) if is_cut(step) else row_numbers(store, step)
     weight = step_weight(store, step, self.host_weights)
     self.full = max(self.full, len(rows)) # what is left at the end of an epoch goes into the shapes of full steps
@@ -547,7 +547,7 @@ def predict(self: FastEngine,
 ):
     "Outputs of rows, in their order, see `Engine.predict`"
     rows, placed = np.asarray(rows), not self.reason and self.forward_in_places and store.targets is None
-    self._check(store)
+    self.check_store(store)
     if placed and len(rows) and isinstance(self.call_for(store), PlacedPacking):
         try: return self._predict_in_places(store, rows, on_device)
         except Exception as exc: # as in training: with a note, the plain way
