@@ -43,12 +43,6 @@ def predict_limit(probes: list[Probe], budget: float) -> int | None:
     """Where a line of bytes over batch meets the budget"""
 def predict_peak(probes: list[Probe], batch: int) -> int | None:
     """The peak of `batch` rows on the line of `predict_limit`, and not below what the update alone takes"""
-class _Bracket(NamedTuple):
-    """What the search has narrowed the answer down to"""
-    low: int
-    high: int
-    near: int
-    far: int
 def next_probe(probes: list[Probe], start: int, limit: int, budget: float | None=None, tolerance: float=0.01, least: int=1) -> int | None:
     """The next size to try, from the probes so far alone"""
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ class BatchPlan:
 @contextmanager
 def exchange_nothing():
     """`DistributedDataParallel` models that are called inside compute alone"""
-def worst(probes: list[Probe]) -> Probe:
+def merge_rank_probes(probes: list[Probe]) -> Probe:
     """One probe for all ranks: it fits where all fit, and has the most bytes"""
 class _RankGroup:
     """The ranks of a process group, which search as one; `patience`: seconds that they wait for each other"""

@@ -1,14 +1,13 @@
 # Made by tools/stubs.py from the modules: run that.
 
 from .base import Choice
-from .packing import Packing
 from .precision import Precision
 from .steps import Batch, MicroBatch
 from .store import TokenStore
 from typing import Any
 import numpy as np, torch
 
-__all__ = ['OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_optimizer', 'choose_checkpointing', 'set_checkpointing', 'Engine', 'step_weight', 'packing', 'attention_of', 'attentions_had']
+__all__ = ['OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_optimizer', 'choose_checkpointing', 'set_checkpointing', 'Engine', 'step_weight', 'attention_of', 'attentions_had']
 OPTIMIZERS: tuple
 def choose_8bit(device: str, torchao: str, bitsandbytes: str) -> Choice:
     """The package of the 8-bit optimizer, with the reason. Raises `ValueError` where there is none."""
@@ -25,47 +24,47 @@ class Engine:
     layout: Any
     reason: str
     notes: tuple
+    class_weights: Any
+    host_weights: Any
+    best: Any
+    grad_norm: Any
+    used: Any
+    micro_batches: int
+    skipped: bool
+    updating: bool
+    gradients_kept: bool
     model: Any
     precision: Precision
     device: Any
+    kind: str
+    ema: float | None
     zero_grad_none: bool
     max_grad_norm: Any
     label_smoothing: Any
-    class_weights: Any
     ranks: Any
     votes: Any
-    used: Any
-    micro_batches: Any
+    checked: Any
     forward: Any
     replays: Any
-    gradients_kept: Any
-    kind: str
     optimizer: Any
     scaler: Any
-    best: Any
-    grad_norm: Any
-    updating: bool
-    skipped: Any
     start: Any
-    ema: float | None
-    checked: Any
     average: Any
 
     def __init__(self, model, precision: Precision, fused: bool=True, compile: str | None=None, zero_grad_none: bool=True, max_grad_norm: float=1.0, label_smoothing: float=0.0, optimizer: str='adamw', checkpointing: str='off', ema: float | None=None, ranks=None, votes=None): ...
 
-    def reset(self, lr: float=0.0001, weight_decay: float=0.01, label_smoothing: float | None=None, max_grad_norm: float | None=None, seed: int=0, weights: dict | None=None, rows: int=0, **values):
-        """Back to the starting weights with an empty optimizer state, in place.
-Raises `InputError` for weights that this model does not have."""
-
     def set(self, lr: float | None=None, weight_decay: float | None=None, betas: tuple[float, float] | None=None, eps: float | None=None, max_grad_norm: float | None=None, label_smoothing: float | None=None, class_weights=None):
-        """Values of the next steps; none of them is built into the step"""
+        """Values of the next steps"""
 
     def set_lr(self, lr: float):
         """Learning rate of the next step"""
 
-    @property
-    def host_weights(self):
-        """The class weights in host memory: asked for once a value, not once a step"""
+    def discard_step(self):
+        """After a failure inside a step: no gradients, no half-made optimizer state, no mark of an unscaled gradient"""
+
+    def reset(self, lr: float=0.0001, weight_decay: float=0.01, label_smoothing: float | None=None, max_grad_norm: float | None=None, seed: int=0, weights: dict | None=None, rows: int=0, **values):
+        """Back to the starting weights with an empty optimizer state, in place.
+Raises `InputError` for weights that this model does not have."""
 
     def cut(self, store: TokenStore, step: np.ndarray | list[MicroBatch]) -> list[MicroBatch]:
         """The micro-batches of a step, by the engine's `layout`"""
@@ -73,8 +72,8 @@ Raises `InputError` for weights that this model does not have."""
     def halve(self, store: TokenStore, rows: np.ndarray, why: str, longest: int) -> Choice:
         """Smaller micro-batches from now on. Raises `MemoryError` when there is nothing left to halve."""
 
-    def own_cut(self) -> Choice | None:
-        """Rows at once of an engine that cuts steps its own way, and reads only their rows"""
+    def check_store(self, store: TokenStore):
+        """`check_tokens`, and the store's padding id into the model, once a store"""
 
     def step(self, store: TokenStore, step: np.ndarray | list[MicroBatch] | list[Batch]) -> torch.Tensor:
         """Forward, backward, clip and update. What a failure before the update leaves can be cleared with `undo`."""
@@ -82,14 +81,14 @@ Raises `InputError` for weights that this model does not have."""
     def undo(self):
         """After a failure inside a step: as before it. Raises `MemoryError` when weights may have changed already."""
 
+    def averaged(self):
+        """The moving average in the place of the weights inside; nothing without one"""
+
     def predict(self, store: TokenStore, rows: np.ndarray, batch: int=64, on_device: bool=True) -> torch.Tensor:
         """Outputs of rows, in their order, under the moving average of the weights where there is one"""
 
     def answers(self, store: TokenStore, rows: np.ndarray) -> torch.Tensor:
         """Labels of rows, or of their tokens that have a target"""
-
-    def averaged(self):
-        """The moving average in the place of the weights inside; nothing without one"""
 
     def keep_best(self):
         """Remember the weights as they are"""
@@ -106,20 +105,20 @@ Raises `InputError` for weights that this model does not have."""
     def preserved(self):
         """Everything is as before when the block ends, see `batch_finder.preserved`"""
 
-    def own_attention(self, store: TokenStore) -> Choice | None:
+    def own_cut(self) -> Choice | None:
+        """Rows at once of an engine that cuts steps its own way, and reads only their rows"""
+
+    def attention_override(self, store: TokenStore) -> Choice | None:
         """Attention that this engine puts in the place of the model's"""
 
-    def plainly(self):
+    def eager_steps(self):
         """Steps inside are those of this class, on rows that are padded as a micro-batch says"""
-def drop_partial_state(engine):
-    """After a failure inside a step: no half-made optimizer state, no mark of an unscaled gradient"""
 def step_weight(store: TokenStore, step: np.ndarray | list[MicroBatch], class_weights=None) -> float:
     """What the loss of a step is divided by; more than 0"""
-def packing(engine: Engine, store: TokenStore, tokens: int=0) -> Packing:
-    """How the engine's model is called on packs, tried out at the first call and whenever a pack is longer than before.
-Raises `InputError` for a model that is not packed rightly."""
 def attention_of(engine: Engine, store: TokenStore, rows: int=2) -> Choice:
     """Which attention really runs in a training step; afterwards everything is as before"""
 ATTENTIONS: str
 def attentions_had(engine: Engine) -> Choice:
     """Which attention can be asked for of the engine's model, for the record of a run"""
+def packing(engine, store, tokens=0):
+    """The name of `Layout('packed').call` in earlier versions"""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import numpy as np, pandas as pd
 
-__all__ = ['hold_out', 'stratified_folds', 'strata_of', 'repeated_folds', 'spread', 'hopeless', 'cross_validate']
+__all__ = ['hold_out', 'stratified_folds', 'strata_of', 'repeated_folds', 'hopeless', 'cross_validate']
 def check_folds(labels: np.ndarray, classes: tuple[str, ...], k: int, source: str='the data', held_out: bool=True, groups: np.ndarray | None=None):
     """Raise `InputError` unless every label has a row, or a group, for each fold, and one to set aside"""
 def split_rows(labels: np.ndarray, sizes: tuple[int, ...], seed: int=0, least: tuple[int, ...] | None=None, groups: np.ndarray | None=None) -> tuple[np.ndarray, ...]:
@@ -26,8 +26,6 @@ def repeated_folds(rows: np.ndarray, labels: np.ndarray, k: int, repeats: int=1,
     """Stratified folds, several times over"""
 def check_parts(table: Table, parts: list[tuple[np.ndarray, np.ndarray]], names: tuple[str, str]=..., columns: tuple[str, str | None]=...) -> dict[str, Choice]:
     """Labels that a part lacks, and rows to evaluate on whose texts are trained on as well, with what to do"""
-def spread(scores: list[float]) -> tuple[float, float]:
-    """Mean of fold scores and its standard error; folds share training rows, so the error is a lower bound"""
 def hopeless(scores: list[float], planned: int, target: float, risk: float=0.1) -> Choice:
     """Whether the mean over all folds will stay below a target"""
 @dataclass(frozen=True)

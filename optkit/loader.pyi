@@ -36,17 +36,18 @@ class _Plan:
 
     def __len__(self): ...
 class Loader:
-    """Gathers the steps of a store that is not on the model's device, in this process or in workers, which see the store as it was when they started"""
+    """Gathers the steps of a store that is not on the model's device, in this process or in workers.
+Workers see the store as it was when they started."""
+    prefetch: Any
+    start: Any
     store: TokenStore
     device: Any
-    prefetch: int
-    reason: str
-    start: Any
-    pin: Any
     plan: _Plan
+    pin: Any
+    stream: Any
+    reason: str
     loader: Any
     epoch: Any
-    stream: Any
 
     def __init__(self, store: TokenStore, device: str='cpu', workers: int=0, start: str | None=None, persistent: bool=True, prefetch: int=2, pin: bool=True, patience: float=60.0): ...
 

@@ -5,13 +5,14 @@ from typing import Any
 import torch
 
 __all__ = ['Packing', 'packing_problem']
+NOT_PACKED: str
 class Packing:
     """Calls a model on packs as if each sequence came alone"""
     model: Any
     config: Any
     per_token: bool
     base: Any
-    takes: Any
+    takes: set
     encoder: Any
     own_mask: Any
     types: Any
@@ -21,8 +22,7 @@ class Packing:
     def __init__(self, model, per_token: bool): ...
 
     def __call__(self, inputs):
-        """Logits of a pack, see `data.packed_of`: [sequences, classes], or [1, tokens, classes]"""
-NOT_PACKED: str
+        """Logits of a pack, see `steps.packed_of`: [sequences, classes], or [1, tokens, classes]"""
 def packing_trial_store(config, max_length, task):
     """A store of three rows: a short one, a longer one (longer than a sliding window), and one of the short one's length"""
 @torch.no_grad()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 import torch
 
-__all__ = ['Progress', 'read_history', 'read_progress', 'Beside', 'card_line', 'live']
+__all__ = ['Progress', 'read_history', 'read_progress', 'BackgroundRun', 'card_line', 'live']
 @dataclass(frozen=True)
 class Progress:
     """Where a run stands; rates are those since the reading before"""
@@ -76,7 +76,7 @@ def read_history(folder: str | Path) -> list[dict]:
     """All readings of a run; after a resume those of the last start count. Raises `InputError` without the folder."""
 def read_progress(folder: str | Path) -> Progress | None:
     """The last reading of a run, from its file. Raises `InputError` for a folder that is not there."""
-class Beside:
+class BackgroundRun:
     """Work in a thread, that can be stopped, observed and waited for"""
     result: Any
     error: Any

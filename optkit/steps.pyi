@@ -1,6 +1,8 @@
 # Made by tools/stubs.py from the modules: run that.
 
 from .base import Choice
+from .batch_finder import BatchPlan
+from .engine import Engine
 from .store import TokenStore
 from .table import ByValue
 from collections.abc import Iterator
@@ -34,6 +36,8 @@ def pack(lengths: np.ndarray, max_tokens: int) -> list[list[int]]:
     """Few even packs: each row goes to the emptiest, the longest first; where that overflows, to the first with room"""
 def pack_budget(physical: int, max_length: int) -> int:
     """A budget whose tokens, and whose square table of attention scores, are no more than those of a padded micro-batch"""
+def cut_errors(layout: str, tokens: int | None, table, names: tuple[str, str]=...) -> Iterator[str]:
+    """Why a budget of tokens or a table of rows cannot be, or does not fit the layout"""
 @dataclass(frozen=True)
 class Layout:
     """How the rows of an optimizer step are cut into micro-batches"""
@@ -41,6 +45,13 @@ class Layout:
     rows: int | None = ...
     tokens: int | None = ...
     table: tuple[tuple[int, int], ...] | None = ...
+
+    def call(self, engine: Engine, store: TokenStore, tokens: int=0):
+        """How the engine's model is called. Packs are tried out at the first call and whenever one is longer than before.
+Raises `InputError` for a model that is not packed rightly."""
+
+    def fitted(self, engine: Engine, store: TokenStore, effective: int, headroom: float=0.02, limit: int | None=None) -> tuple[Layout, list[tuple[str, Choice]], BatchPlan | None]:
+        """Measure the rows or tokens at once that this layout leaves open; the engine stays as it was"""
 
     def cut(self, rows: np.ndarray, lengths: np.ndarray, max_length: int) -> list[MicroBatch]:
         """Even micro-batches, or by the table as many rows as each length lets through"""
@@ -59,16 +70,16 @@ class Layout:
         """The layout that a configuration asks for"""
 def layout_of(name, physical=None, max_tokens=None, table=None) -> Layout:
     """The layout of separate values, as earlier versions had them; values that it does not read are checked and dropped"""
-def micro_batches(rows: np.ndarray, lengths: np.ndarray, physical: int, layout: str, max_length: int, max_tokens: int | None=None, table=None) -> list[MicroBatch]:
-    """`Layout.cut` with separate values"""
+def micro_batches(rows: np.ndarray, lengths: np.ndarray, physical: int, layout: str, max_length: int, max_tokens=None, table=None) -> list[MicroBatch]:
+    """`Layout.cut` with separate values, as earlier versions had it"""
 def sample_order(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """The order of a plain seeded random sampler"""
 def grouped_order(rows: np.ndarray, lengths: np.ndarray, effective: int, seed: int, epoch: int) -> np.ndarray:
     """The order of Hugging Face's `group_by_length`: stretches of up to 50 steps, each sorted from long to short"""
 def rank_share(rows: np.ndarray, lengths: np.ndarray, layout: str, rank: int, ranks: int) -> np.ndarray:
     """Rows that one of several processes computes: a row more or less; where order is free, long and short ones alike"""
-def row_numbers(store, rows):
-    """Row numbers as an array"""
+def row_numbers(store: TokenStore | None, rows, what: str='rows') -> np.ndarray:
+    """Row numbers as an array. Raises `InputError`."""
 def is_cut(step) -> bool:
     """Whether a step is given as micro-batches, and not as row numbers"""
 def step_of(store: TokenStore, rows: np.ndarray, layout: Layout, rank: int=0, ranks: int=1) -> Step:

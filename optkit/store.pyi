@@ -71,9 +71,9 @@ def map_store(path: str | Path, key: str | None=None, check: bool=True) -> tuple
     """A store from one open file, so that what replaces the file meanwhile does not mix with it"""
 def load_store(path: str | Path, key: str | None=None, check: bool=True) -> TokenStore:
     """A store from its file. Raises `InputError` for a file that is missing, cut, damaged or of other content."""
-def choose_place(store_bytes: int, free_bytes: int | None, share: float=0.1) -> Choice:
+def choose_device(store_bytes: int, free_bytes: int | None, share: float=0.1) -> Choice:
     """Where the tokens lie, with the reason"""
-def place(store: TokenStore, device: str='cuda', share: float=0.1) -> tuple[TokenStore, Choice]:
+def to_device(store: TokenStore, device: str='cuda') -> tuple[TokenStore, Choice]:
     """The store where it belongs, with the reason"""
 def with_labels(store: TokenStore, labels: np.ndarray, task: str, classes: tuple[str, ...]=...) -> TokenStore:
     """The same texts with other labels. Raises `InputError` for labels that do not fit the task."""

@@ -4,7 +4,7 @@ from .base import Choice
 from .config import TrainConfig
 from .engine import Engine
 from .metrics import score
-from .progress import Beside, Meter
+from .progress import BackgroundRun, Meter
 from .recovery import SpikeWatch
 from .steps import Layout, steps
 from .store import TokenStore
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 
-__all__ = ['log', 'CHANGES_NOTHING', 'BUILT_IN', 'Epoch', 'FitResult', 'Position', 'Trainer', 'Broken', 'with_rows', 'trial_config', 'fold_runner']
+__all__ = ['log', 'ROUNDING_ONLY_FIELDS', 'ENGINE_FIELDS', 'Epoch', 'FitResult', 'RunState', 'Trainer', 'Broken', 'with_rows', 'trial_config', 'fold_runner']
 @dataclass(frozen=True)
 class Epoch:
     """What one epoch gave"""
@@ -40,7 +40,7 @@ class FitResult:
     stopped: bool = ...
 log: Any
 @dataclass
-class Position:
+class RunState:
     """Where a run stands"""
     total: int
     epoch: int = ...
@@ -92,13 +92,13 @@ class Trainer:
     planned: Any
     rank: Any
     ranks: Any
-    look_at: Any
-    good: Any
-    position: Any
     train: Any
     per_epoch: Any
+    position: Any
     flops: Any
     began: Any
+    look_at: Any
+    good: Any
     meter: Meter
     bar: Any
     made_of: Any
@@ -122,7 +122,7 @@ Raises `InputError` for what does not fit together, before anything is written."
         """Train, and leave the engine with the weights of the best epoch.
 Raises `FloatingPointError` when no epoch gave a number."""
 
-    def start(self, train: np.ndarray, valid: np.ndarray, resume: bool=False) -> Beside:
+    def start(self, train: np.ndarray, valid: np.ndarray, resume: bool=False) -> BackgroundRun:
         """`fit` in a thread, so that a notebook goes on: look with `progress()` or `progress.live`, end it with `stop()`"""
 
     def refit(self, rows: np.ndarray, resume: bool=False) -> list[float]:
@@ -135,8 +135,8 @@ class Broken(Exception):
     why: Any
 
     def __init__(self, step, rows, why): ...
-CHANGES_NOTHING: set
-BUILT_IN: set
+ROUNDING_ONLY_FIELDS: Any
+ENGINE_FIELDS: set
 def with_rows(config: TrainConfig, changes: dict) -> TrainConfig:
     """The configuration with these changes; a physical batch that became smaller holds for rows of any length"""
 def trial_config(config: TrainConfig, params: dict) -> TrainConfig:
