@@ -208,6 +208,7 @@ def set(self: FastEngine, **values):
         self.built.clear() # built with the former array
     self.weights.copy_(weights)
 
+# %% ../nbs/37_fast.ipynb #8c0fa108
 @patch
 def set_lr(self: FastEngine, lr: float):
     "Learning rate of the next step"
@@ -247,6 +248,7 @@ def places_problem(engine, call: PlacedPacking, store: TokenStore, exact: bool =
     if off(placed) < limit: return ''
     return f'logits of rows in places differ from those of a padded batch by {off(placed):.1g} of their size'
 
+# %% ../nbs/37_fast.ipynb #bd6c3cd6
 def _tried(trial) -> str: # '': it went well
     "What a trial says, or why it failed: a model may want other inputs, a build of torch may lack a kernel"
     try: return trial()
@@ -304,6 +306,7 @@ def _any_tokens(forward):
         return forward(self, hidden_states, *args, **kwargs)
     return call
 
+# %% ../nbs/37_fast.ipynb #eee79069
 @patch
 def _compiled_layer(self: FastEngine, cls, native):
     "The forward of a layer; with `native` attention in pieces, before the slots and behind them"

@@ -188,6 +188,7 @@ def put(self: StaticBatch, store: TokenStore,
     self.device.copy_(self.hosts[self.turn], non_blocking=True)
     if self.events: self.events[self.turn].record()
 
+# %% ../nbs/36_slots.ipynb #8db14e46
 @patch
 def _fill(self: StaticBatch, to, store, placed, weight):
     tokens, offsets, labels, types = _host(store)
@@ -292,7 +293,7 @@ def set_places(self: PlacedPacking, shape: Shape, inputs: dict):
     p.ends, p.longest = None, None
     if self.end_to_end: p.ends, p.longest = F.pad(lengths.cumsum(0), (1, 0)).int(), shape.slots[0][1]
     p.use()
-    if self.native: p.own = [self._native_inputs(n, l, mask) for (n, l), mask in zip(shape.slots, p.masks)]
+    if self.native: p.native = [self._native_inputs(n, l, mask) for (n, l), mask in zip(shape.slots, p.masks)]
     elif self.relative is not None:
         if shape.slots not in self.known:
             self.known[shape.slots] = position_rows(self.relative, [l for _, l in shape.slots], lengths.device)
@@ -340,6 +341,7 @@ def _cached_positions(encoder, known, hidden, *given, **named):
     if key not in known: known[key] = make(encoder, hidden)
     return known[key]
 
+# %% ../nbs/36_slots.ipynb #5bf7d6fa
 class PaddedCall:
     "Calls a model on padded rows in the way of `PlacedPacking`"
     native = end_to_end = False
