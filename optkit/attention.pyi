@@ -18,7 +18,7 @@ class Places:
     masks: Any
     far: Any
     onehot: Any
-    own: Any
+    native: Any
     work: Any
 
     def use(self):
@@ -58,7 +58,7 @@ def attend_in_places(qkv: torch.Tensor, heads: int, factor: float, dropout: floa
     """Attention of tokens end to end, each row as if it came alone, in the places in use"""
 def attention_kind(module: torch.nn.Module) -> str | None:
     """Whether an attention module can be given places"""
-def in_places(cls: type, kind: str, own: bool=False) -> type:
+def in_places(cls: type, kind: str, native: bool=False) -> type:
     """The class of an attention module with a forward that goes by `places`"""
 class Taken(torch.autograd.Function):
     """What is in places, back at its tokens; 0 for tokens of no row. Each place goes to one token, so the backward pass

@@ -32,11 +32,13 @@ def fast_problem(
     formats: set # of the weights that train
 ) -> str: # '': none
     "Why an engine's steps stay plain"
-    reasons = {'the model is loaded in few bits': quantised, f'the optimizer is {kind}': kind != 'adamw',
-               'fp16 needs a scaler, which waits for the device': scaler, 'several ranks share each step': ranks,
-               f'gradient checkpointing is {checkpointing}': checkpointing != 'off',
-               f'weights are {", ".join(sorted(map(str, formats)))}, not float32': formats != {torch.float32}}
-    return next((reason for reason, holds in reasons.items() if holds), '')
+    return _first({
+        'the model is loaded in few bits': quantised, f'the optimizer is {kind}': kind != 'adamw',
+        'fp16 needs a scaler, which waits for the device': scaler, 'several ranks share each step': ranks,
+        f'gradient checkpointing is {checkpointing}': checkpointing != 'off',
+        f'weights are {", ".join(sorted(map(str, formats)))}, not float32': formats != {torch.float32}})
+
+def _first(reasons): return next((reason for reason, holds in reasons.items() if holds), '')
 
 # %% ../nbs/37_fast.ipynb #3ef33568
 def end_to_end_problem(
@@ -47,13 +49,12 @@ def end_to_end_problem(
 ) -> str: # '': none
     "Why rows need places inside attention, and cannot be taken end to end by flash attention"
     card = '.'.join(map(str, capability or ()))
-    reasons = {
+    return _first({
         'products with positions need places': kinds != {'bert'},
         f'flash attention needs a GPU, the device is {device}': device != 'cuda',
         f'flash attention computes in 16 bits, not in {compute}': compute not in ('bf16', 'fp16'),
         f'flash attention needs capability 8.0, this GPU has {card}': capability is not None and capability < (8, 0),
-        f'flash attention takes heads of up to 256 in steps of 8, these have {depth}': depth > 256 or depth % 8}
-    return next((reason for reason, holds in reasons.items() if holds), '')
+        f'flash attention takes heads of up to 256 in steps of 8, these have {depth}': depth > 256 or depth % 8})
 
 # %% ../nbs/37_fast.ipynb #e45fd7a9
 def padded_shapes(
@@ -68,7 +69,7 @@ def padded_shapes(
 
 # %% ../nbs/37_fast.ipynb #5b1998da
 def _error_line(exc) -> str:
-    "An error in one line; TorchScript's first line only says that there was one, and CUDA's last ones how to debug it"
+    "An error in one line; TorchScript's first line only says that there was one, CUDA's last ones how to debug it"
     if isinstance(exc, InputError): return str(exc)
     name, lines = type(exc).__name__, [l for l in str(exc).splitlines() if l.strip()] or ['']
     line = lines[0]
@@ -81,15 +82,11 @@ _COMPILERS = re.compile(r'(torch\._dynamo|torch\._inductor|triton)(\.|$)')
 
 def _from_compiler(exc) -> bool:
     "Whether an error, or what it came from, is one of the compilers, or of a program that they ran"
-    seen = []
-    while exc is not None and exc not in seen:
-        modules = [type(exc).__module__]
-        if isinstance(exc, (subprocess.CalledProcessError, OSError)):
-            modules += [f.f_globals.get('__name__') or '' for f, _ in traceback.walk_tb(exc.__traceback__)]
-        if any(map(_COMPILERS.match, modules)): return True
-        seen.append(exc)
-        exc = exc.__cause__
-    return False
+    if exc is None: return False
+    modules = [type(exc).__module__]
+    if isinstance(exc, (subprocess.CalledProcessError, OSError)):
+        modules += [f.f_globals.get('__name__') or '' for f, _ in traceback.walk_tb(exc.__traceback__)]
+    return any(map(_COMPILERS.match, modules)) or _from_compiler(exc.__cause__)
 
 # %% ../nbs/37_fast.ipynb #1255f6c9
 _KEPT_IN = {} # what `keep_compiled` has set itself
@@ -211,6 +208,7 @@ def set(self: FastEngine, **values):
         self.built.clear() # built with the former array
     self.weights.copy_(weights)
 
+# %% ../nbs/37_fast.ipynb #8c0fa108
 @patch
 def set_lr(self: FastEngine, lr: float):
     "Learning rate of the next step"
@@ -250,6 +248,7 @@ def places_problem(engine, call: PlacedPacking, store: TokenStore, exact: bool =
     if off(placed) < limit: return ''
     return f'logits of rows in places differ from those of a padded batch by {off(placed):.1g} of their size'
 
+# %% ../nbs/37_fast.ipynb #bd6c3cd6
 def _tried(trial) -> str: # '': it went well
     "What a trial says, or why it failed: a model may want other inputs, a build of torch may lack a kernel"
     try: return trial()
@@ -307,6 +306,7 @@ def _any_tokens(forward):
         return forward(self, hidden_states, *args, **kwargs)
     return call
 
+# %% ../nbs/37_fast.ipynb #eee79069
 @patch
 def _compiled_layer(self: FastEngine, cls, native):
     "The forward of a layer; with `native` attention in pieces, before the slots and behind them"

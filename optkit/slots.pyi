@@ -107,4 +107,4 @@ class PaddedCall:
     @contextmanager
     def switched(self, work=None): ...
 def masked_loss(task: str, logits: torch.Tensor, labels: torch.Tensor, held: torch.Tensor, smoothing: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The loss of `Engine` with values as tensors; cross-entropy as torch defines it with weights and smoothing"""
+    """The loss of `Engine` with its values as tensors"""
