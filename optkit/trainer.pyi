@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-import numpy as np
+import numpy as np, torch
 
-__all__ = ['log', 'ROUNDING_ONLY_FIELDS', 'ENGINE_FIELDS', 'Epoch', 'FitResult', 'RunState', 'Trainer', 'Broken', 'with_rows', 'trial_config', 'fold_runner']
+__all__ = ['log', 'ROUNDING_ONLY_FIELDS', 'ENGINE_FIELDS', 'Epoch', 'FitResult', 'RunState', 'Trainer', 'with_rows', 'trial_config', 'fold_runner']
 @dataclass(frozen=True)
 class Epoch:
     """What one epoch gave"""
@@ -114,6 +114,9 @@ class Trainer:
     def decide(self, what: str, choice: Choice):
         """Log a decision and keep it"""
 
+    def predict(self, rows: np.ndarray) -> torch.Tensor:
+        """Outputs of rows, fewer at once where they do not fit"""
+
     def epochs(self, train: np.ndarray, valid: np.ndarray | None, resume: bool=False) -> Iterator[Epoch]:
         """Reset the engine, train, and give the result of each epoch; the best weights are kept, not put back.
 Raises `InputError` for what does not fit together, before anything is written."""
@@ -128,13 +131,6 @@ Raises `FloatingPointError` when no epoch gave a number."""
     def refit(self, rows: np.ndarray, resume: bool=False) -> list[float]:
         """Reset the engine and train all epochs, without evaluation and early stopping.
 Raises `FloatingPointError` for a loss that is not a number."""
-class Broken(Exception):
-    """A loss that is not a number or has broken: at which step, with which rows"""
-    step: Any
-    rows: Any
-    why: Any
-
-    def __init__(self, step, rows, why): ...
 ROUNDING_ONLY_FIELDS: Any
 ENGINE_FIELDS: set
 def with_rows(config: TrainConfig, changes: dict) -> TrainConfig:

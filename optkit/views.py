@@ -28,7 +28,7 @@ from .space import curves, ended, fold_scores, spent, value_kind
 from .forecast import forecast
 from .claims import claims
 from .page import clip_text, row_verdict
-from .status import left_table
+from .presets import left_table
 
 # %% ../nbs/81_views.ipynb #7b0a70df
 @dataclass(frozen=True)
