@@ -39,10 +39,11 @@ class Gain:
     def workloads(self) -> tuple[str, ...]: return tuple(dict.fromkeys(f.split('-')[0] for f in self.files))
     @property
     def sure(self) -> bool: return self.low > 1 # faster in each record
-    @property
-    def interval(self) -> str: return f'{self.low:.2f} to {self.high:.2f}'
 
 # %% ../nbs/75_presets.ipynb #0153d2d6
+@patch(as_prop=True)
+def interval(self: Gain) -> str: return f'{self.low:.2f} to {self.high:.2f}'
+
 @patch
 def __repr__(self: Gain):
     records = f', {len(self.files)} records' if len(self.files) > 1 else ''
@@ -151,10 +152,10 @@ def _gain_words(gain):
 
 # %% ../nbs/75_presets.ipynb #77d360a6
 def _format_reason(hw, precision, gain):
-    "Why the products have their format"
+    "Why products have their format"
     choice = precision.compute
     if choice.value == 'bf16' and gain: return Reason(f'{_gain_words(gain)}; {choice.reason}', 'record')
-    peaks = (hw.gpu.peak or {}) if hw.gpu else {}
+    peaks = hw.gpu and hw.gpu.peak or {}
     best, plain = peaks.get(choice.value, 0), peaks.get('fp32')
     if not plain or best <= plain: return Reason(choice.reason, 'rule')
     return Reason(f'products at most {best / plain:.1f} times as fast as in FP32 ({si(best, "FLOP/s")} of '
@@ -205,8 +206,8 @@ def _built_model(model, frozen=None): # frozen: format of a configuration's weig
     return built.to(frozen or torch.float32)
 
 # %% ../nbs/75_presets.ipynb #f73c6a17
-def _targets(model, config, whole): # whole: beginnings of the names of layers that train whole
-    "The linear layers below an adapter, by its targets, as peft finds them"
+def _targets(model, config, whole): # whole: prefixes of layers that train whole
+    "The linear layers below an adapter, as peft finds them"
     targets, head = config.adapter_targets, model.get_output_embeddings()
     ends = tuple(f'.{t}' for t in ([targets] if isinstance(targets, str) else targets))
     is_target = lambda name: targets == 'all-linear' or f'.{name}'.endswith(ends)
@@ -418,11 +419,19 @@ class ConfigDiff:
 
     def __bool__(self): return bool(self.rows)
     def to_dict(self) -> dict: return {k: dict(first=a, second=b, changes_training=c) for k, a, b, c in self.rows}
-    def _lines(self): return [(k, a, b, 'changes training' if c else 'rounding at most') for k, a, b, c in self.rows]
-    def __repr__(self):
-        return '\n'.join(f'{k:18} {a!s:12} -> {b!s:12} {words}' for k, a, b, words in self._lines()) or 'the same'
-    def _repr_html_(self):
-        return left_table(('field', 'first', 'second', ''), self._lines()) if self.rows else '<p>the same</p>'
+
+# %% ../nbs/75_presets.ipynb #acc82d3b
+@patch
+def _lines(self: ConfigDiff):
+    return [(k, a, b, 'changes training' if c else 'rounding at most') for k, a, b, c in self.rows]
+
+@patch
+def __repr__(self: ConfigDiff):
+    return '\n'.join(f'{k:18} {a!s:12} -> {b!s:12} {words}' for k, a, b, words in self._lines()) or 'the same'
+
+@patch
+def _repr_html_(self: ConfigDiff):
+    return left_table(('field', 'first', 'second', ''), self._lines()) if self.rows else '<p>the same</p>'
 
 # %% ../nbs/75_presets.ipynb #c5ce167c
 @patch

@@ -41,6 +41,8 @@ def _difference(name, saved, wanted):
     return f'train was {only(saved, wanted)}, now {only(wanted, saved)}'
 
 # %% ../nbs/47_run_folder.ipynb #7607bdda
+RUN_VERSION = 1 # of what a run folder holds
+
 def _check_writable(folder):
     path = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not path.is_dir(): raise InputError(f'{path}: is a file, expected a folder for the run')
@@ -48,8 +50,6 @@ def _check_writable(folder):
         raise InputError(f'{path}: cannot be written to; use --out with another folder')
 
 # %% ../nbs/47_run_folder.ipynb #1d69d38a
-RUN_VERSION = 1 # of what a run folder holds
-
 def _saved_fingerprint(folder):
     try:
         run = read_json(folder / 'run.json')

@@ -468,6 +468,7 @@ def recommendations(self: Status) -> tuple[StatusRow, ...]:
     rows = [r for r in self._off() if r.fix and r.gain and r.gain.sure]
     return tuple(sorted(rows, key=lambda r: (r.gain.where not in ('this run', self.card), -r.gain.p50)))
 
+# %% ../nbs/77_status.ipynb #2d678de3
 @patch(as_prop=True)
 def unmeasured(self: Status) -> tuple[StatusRow, ...]:
     "What is off and was never measured"

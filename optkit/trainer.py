@@ -106,10 +106,11 @@ def stop(self: Trainer):
     "Ask a run to end after its current step; what it has is kept, and it can be resumed"
     self.stopping = True
 
+# %% ../nbs/46_trainer.ipynb #b5cdb335
 @patch
 def plan(self: Trainer,
-    headroom: float = .02, # share of the memory that stays free
-    limit: int | None = None # bytes; None: those of the card
+    headroom: float = .02, # share of the card's memory that stays free
+    limit: int | None = None # largest number of rows to try; None: see `plan_batch`
 ) -> TrainConfig: # which the trainer then has
     "Measure the sizes that the configuration leaves open, see `plan_sizes`; the next run keeps the decisions"
     self.config, self.planned, _ = plan_sizes(self.engine, self.store, self.config, headroom=headroom, limit=limit)
@@ -393,7 +394,7 @@ def _resume(self: Trainer, tensors, about):
 @patch
 def predict(self: Trainer,
     rows: np.ndarray # row numbers
-) -> torch.Tensor: # outputs, on the device or in host memory as `eval_on_device` says
+) -> torch.Tensor: # in host memory or on the device
     "Outputs of rows, fewer at once where they do not fit"
     p = self.position
     def shrink(why):
@@ -529,18 +530,22 @@ def _end(self: Trainer, state):
 
 # %% ../nbs/46_trainer.ipynb #747992b9
 @patch
-def _no_score(self: Trainer, history, valid):
-    c, rows = self.config, f'on these {len(valid)} rows'
-    if all(math.isfinite(e.train_loss + e.valid_loss) for e in history):
-        if c.metric == 'custom':
-            raise InputError(f'the custom metric gave no finite number {rows} in any epoch; '
-                             'let it return one, or choose another metric')
-        raise InputError(f'{c.metric} is not defined {rows}: a label is missing among them; '
-                         'choose another metric or other rows')
+def _no_number(self: Trainer):
     reason = next((d['reason'] for d in self.position.decisions[::-1] if d['what'] == 'loss'), '')
     raise FloatingPointError(
-        f'the loss is not a number in epoch 1 (lr {c.lr:g}, {self.engine.precision.compute.value}); '
+        f'the loss is not a number in epoch 1 (lr {self.config.lr:g}, {self.engine.precision.compute.value}); '
         'lower the learning rate or train in fp32' + (f'. {reason}' if reason else ''))
+
+# %% ../nbs/46_trainer.ipynb #342e0131
+@patch
+def _no_score(self: Trainer, history, valid):
+    metric, rows = self.config.metric, f'on these {len(valid)} rows'
+    if not all(math.isfinite(e.train_loss + e.valid_loss) for e in history): self._no_number()
+    if metric == 'custom':
+        raise InputError(f'the custom metric gave no finite number {rows} in any epoch; '
+                         'let it return one, or choose another metric')
+    raise InputError(f'{metric} is not defined {rows}: a label is missing among them; '
+                     'choose another metric or other rows')
 
 # %% ../nbs/46_trainer.ipynb #0ddc8eb8
 @patch
@@ -551,6 +556,7 @@ def _best_epoch(self: Trainer, valid): # None: the run was stopped before one en
     if not real and not self.stopping: raise InputError('no epoch was trained')
     return max(real, key=lambda e: e.score) if real else None
 
+# %% ../nbs/46_trainer.ipynb #4a03d305
 @patch
 def _result(self: Trainer, best, seconds):
     p, c = self.position, self.config
