@@ -2,6 +2,7 @@
 
 from .workloads import *
 from .views import *
+from .training_views import *
 from .trainer import *
 from .timing import *
 from .table import *
@@ -31,6 +32,7 @@ from .loader import *
 from .limits import *
 from .ledger import *
 from .ladder import *
+from .job_plan import *
 from .job import *
 from .hpo import *
 from .hf import *
