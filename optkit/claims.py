@@ -19,7 +19,8 @@ from .timing import Ratio
 
 # %% ../nbs/60_claims.ipynb #57daca87
 def _read_table(name):
-    with (resources.files('optkit')/'data'/name).open(encoding='utf-8') as file: return pd.read_csv(file, index_col='id')
+    path = resources.files('optkit')/'data'/name
+    with path.open(encoding='utf-8') as file: return pd.read_csv(file, index_col='id')
 
 @lru_cache(maxsize=1)
 def claim_rows():
@@ -136,7 +137,8 @@ def _statements():
     "(text, low, high, sizes that it is about or None) of each statement, by claim"
     table, by_claim = _read_table('statements.csv'), {}
     for i, text, low, high, small, large in table.itertuples():
-        by_claim[i] = *by_claim.get(i, ()), (text, low, high, None if math.isnan(small) else (int(small), int(large)))
+        sizes = None if math.isnan(small) else (int(small), int(large))
+        by_claim[i] = *by_claim.get(i, ()), (text, low, high, sizes)
     return by_claim
 
 # %% ../nbs/60_claims.ipynb #59d2d574
@@ -235,4 +237,4 @@ def loss_verdict(
     return Choice('within the spread' if within else 'differs', text)
 
 # %% ../nbs/60_claims.ipynb #b7649e2b
-__getattr__ = moved(__name__, 'workloads', 'experiments', 'ledger', 'bench', 'optimize')
+__getattr__ = moved(__name__, 'workloads', 'counted', 'experiments', 'ledger', 'bench', 'optimize')

@@ -336,8 +336,8 @@ def study_figure(
 ) -> Figure:
     "How did the best value grow, and which trials were stopped?"
     trials = [o for o in study.get('trials') or [] if is_finite(o.get('number'))]
-    title = 'Trials of the study' + (f'\n{where}' if where else '')
-    figure, axes = new_chart(3.4, title, 'trial number', f"{study.get('metric') or 'value'}, mean over the folds", 'both')
+    title, metric = 'Trials of the study' + (f'\n{where}' if where else ''), study.get('metric') or 'value'
+    figure, axes = new_chart(3.4, title, 'trial number', f'{metric}, mean over the folds', 'both')
     _draw_trials(axes, trials)
     _draw_best_so_far(axes, study, trials)
     if failed := [o['number'] for o in trials if trial_state(o) == 'FAIL']:
