@@ -8,7 +8,7 @@ __all__ = ['ENOUGH', 'load_run', 'ladder_figure', 'row_verdict', 'claims_figure'
 
 # %% ../nbs/61_page.ipynb #4418438e
 import io, json, math, re, textwrap
-from itertools import accumulate
+from itertools import accumulate, repeat
 from numbers import Real
 from pathlib import Path
 
@@ -412,6 +412,6 @@ def table_block(columns, rows, marks=None, numbers=(), wide=(), mid=(), pinned=F
     def cell(value):
         text, *rest = value if isinstance(value, tuple) else (value,)
         return dict(zip(parts, (str(text), *rest, None, None, None)))
-    rows = [{'mark': mark, 'cells': [cell(o) for o in row]} for row, mark in zip(rows, marks or ['']*len(rows))]
+    rows = [{'mark': mark, 'cells': [cell(o) for o in row]} for row, mark in zip(rows, marks or repeat(''))]
     return {'kind': 'table', 'columns': columns, 'style': style, 'pinned': pinned, 'caption': caption,
             'sortable': sortable, 'rows': rows}
