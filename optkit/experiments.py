@@ -406,7 +406,8 @@ def try_margin(bench, claim, share_s, *_):
                 extra=dict(largest=largest, share_of_memory={str(n): s for n, s in share.items()},
                            left_bytes=capacity - comparison.peak_bytes[f'{large} rows']))
     if claim.id == 'vram_5090':
-        return more | dict(figure=f'{share[small]:.0%} of the memory with {small} rows, {share[large]:.0%} with {large}')
+        figure = f'{share[small]:.0%} of the memory with {small} rows, {share[large]:.0%} with {large}'
+        return more | dict(figure=figure)
     result = outcome(comparison, f'{large} rows', f'{small} rows', **more)
     return result | dict(ratios=[r * large / small for r in result['ratios']])
 

@@ -150,7 +150,7 @@ def planned_steps(store, rows, config, n):
 
 # %% ../nbs/70_ladder.ipynb #abc9ed3b
 def loss_of(engine, store, rows, config, n):
-    """Train `n` steps from the start without dropout: mean loss of the second half, and peak bytes (None without a GPU).
+    """Train `n` steps from the start without dropout: mean loss of the second half, peak bytes (None without a GPU).
 
     The peak holds model, optimizer and step.
     """

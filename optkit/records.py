@@ -7,7 +7,7 @@ __all__ = ['provenance', 'Record', 'mfu', 'record', 'save_records', 'load_record
            'in_ladder', 'read_committed']
 
 # %% ../nbs/14_records.ipynb #efc8e39d
-import dataclasses, os, shlex, subprocess, sys, time, warnings
+import dataclasses, os, shlex, subprocess, sys, warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -192,44 +192,6 @@ def ratio_between(
     if pd.isna(a.get('seconds_p50')) or pd.isna(b.get('seconds_p50')):
         raise ValueError(f'no seconds are recorded for {variant} and {baseline}')
     return float(b.seconds_p50 / a.seconds_p50)
-
-# %% ../nbs/14_records.ipynb #9011b2b1
-def time_left() -> float: # seconds; endless without the variable
-    "Time until OPTKIT_UNTIL (seconds since 1970), which `tools/run_notebooks.py --limit` sets"
-    return float(os.environ.get('OPTKIT_UNTIL', 'inf')) - time.time()
-
-
-def seconds_for(
-    wanted: float, # seconds that would be good
-    reserve: float = 10., # seconds for what comes after
-) -> float: # seconds, at least 1
-    "A budget that ends in time"
-    return max(1., min(wanted, time_left() - reserve))
-
-# %% ../nbs/14_records.ipynb #7c1ee136
-def enough(
-    seconds: float, # that something takes
-    what: str, # it is
-) -> bool:
-    "Whether so many seconds are left; prints a line where they are not"
-    if (left := time_left()) >= seconds: return True
-    print(f'{what}: left out, it takes {seconds:g} s and {left:.0f} s are left')
-    return False
-
-# %% ../nbs/14_records.ipynb #66e9e8e1
-def kept_record(
-    path: str | Path, # of `save_records`
-    hardware: Hardware,
-) -> dict | None: # None: measure anew
-    "The stored record, where `tools/run_notebooks.py --resume` asks for it and card, versions and commit are the same"
-    if not os.environ.get('OPTKIT_RESUME') or not Path(path).is_file(): return None
-    stored, current = read_json(path), provenance(hardware)
-    before = stored['provenance']
-    other = [f'{k} {before.get(k)}, now {current[k]}'
-             for k in ('gpu', 'driver', 'torch', 'cuda', 'transformers', 'commit') if before.get(k) != current[k]]
-    print(f'{Path(path).name}: '
-          + (f'measured anew ({"; ".join(other)})' if other else f'{len(stored["rows"])} rows are there'))
-    return None if other else stored
 
 # %% ../nbs/14_records.ipynb #d34ac67e
 def results_folder(folder=None) -> Path | None: # None: not found

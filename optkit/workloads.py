@@ -216,8 +216,9 @@ def size_step(fixed_s, token_s, budget_s, longest, most=32):
         return Choice((most, longest), f'a step of {most} rows of {longest} tokens takes less than 1/400 of the budget')
     rows = 16 if room >= 16 * 96 else 8
     tokens = int(np.clip(room / rows // 16 * 16, min(32, longest), longest))
+    seconds = fixed_s + rows * tokens * token_s
     return Choice((rows, tokens), f'a step takes {fixed_s:.2g} s and {token_s * 1e3:.2g} ms a token: {rows} rows of '
-                  f'{tokens} tokens take about {fixed_s + rows * tokens * token_s:.2g} s of a budget of {budget_s:.0f} s')
+                  f'{tokens} tokens take about {seconds:.2g} s of a budget of {budget_s:.0f} s')
 
 # %% ../nbs/71_workloads.ipynb #b96b8e4c
 def _seconds_of_step(engine, store, micro, cuda):

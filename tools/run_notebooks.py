@@ -10,7 +10,7 @@ notebook or the beginning of its name: `30`, `30_batch_finder`, `nbs/30_batch_fi
 plain Python, print what they print, and nothing is stored but what they write themselves. A cell that
 fails does not end the run: its error is shown, the cells after it are tried, and the exit status is 1.
 --cells "ID ID" takes only these of the cells with a flag. --limit SECONDS ends all within that time: the
-cells ask `timing.time_left`, a flagged cell for which nothing is left is not begun, and what hangs is
+cells ask `bench.budget.time_left`, a flagged cell for which nothing is left is not begun, and what hangs is
 ended with a traceback. --resume leaves out what a record of before already holds. --needed leaves out
 the cells that bind no name which a flagged cell needs: tests, plots and small runs of what is exported.
 """
