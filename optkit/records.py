@@ -7,7 +7,7 @@ __all__ = ['provenance', 'Record', 'mfu', 'record', 'save_records', 'load_record
            'in_ladder', 'read_committed']
 
 # %% ../nbs/14_records.ipynb #efc8e39d
-import dataclasses, os, shlex, subprocess, sys, time, warnings
+import dataclasses, os, shlex, subprocess, sys, warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
