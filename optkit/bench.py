@@ -143,6 +143,7 @@ def _why_unmeasured(row, stopped, data, only):
     why = rows[waits[0]]['reason']
     return f"follows from {', '.join(waits)}, which has no figure" + (f' ({why})' if why else '')
 
+# %% ../nbs/74_bench.ipynb #3958fabf
 def _progress_line(data, work, failed):
     "What a job came to, in a line"
     if failed: return f'{work.id} ({work.view}): {failed}'
@@ -160,6 +161,7 @@ def _not_asked_for(data, only):
     left_out = {(r['claim'], view) for r in data['rows'] for view in VIEWS if r['claim'] not in only}
     return left_out if 'ladder' in only else left_out | {('ladder', 'ladder')}
 
+# %% ../nbs/74_bench.ipynb #723f089f
 def _with_reasons(bench, data, only):
     "Rows with why they cannot run here; what an earlier start said of a row stands until it is asked for again"
     facts = facts_of(bench)
@@ -169,6 +171,7 @@ def _with_reasons(bench, data, only):
         return row | dict(reason=why) | (UNANSWERED if row['source'] == 'recorded' else {})
     return [row if row['passes'] else unanswered(row) for row in data['rows']]
 
+# %% ../nbs/74_bench.ipynb #81318220
 def _with_failure(row, work, failed):
     "The row with why its job failed"
     if row['claim'] != work.id: return row
@@ -188,6 +191,7 @@ def _do_job(bench, data, work, share_s, left_s, skip):
         data['rows'] = [_with_failure(row, work, failed) for row in data['rows']]
     return failed
 
+# %% ../nbs/74_bench.ipynb #98410064
 def _with_answers(bench, data, only):
     "Rows without a figure get a reason, and a record of the same card where there is one"
     def answered(row):
@@ -246,6 +250,7 @@ def quickest(bench, side, budget_s, rounds):
     stalled = len(seconds) == 1 and budget_s < seconds[0] < 10 # a single round may have been the stall
     return min(seconds + once() if stalled else seconds)
 
+# %% ../nbs/74_bench.ipynb #2c7bba9b
 def _time_plain_step(bench):
     "Seconds of a plain step, or why it did not fit into memory: (seconds or None, why)"
     with Side(bench, bench.plain) as side:
@@ -255,6 +260,7 @@ def _time_plain_step(bench):
             if not is_out_of_memory(exc): raise
             return None, error_line(exc)
 
+# %% ../nbs/74_bench.ipynb #150f2f09
 def settle(bench):
     "Find what steps of a bench take, in smaller micro-batches where a whole plain step does not fit; changes the bench"
     while (timing := _time_plain_step(bench))[0] is None:
@@ -305,6 +311,7 @@ def _check_place(path):
     if not os.access(nearest, os.W_OK):
         raise InputError(f'--out {path}: {nearest} cannot be written to; use --out with another folder')
 
+# %% ../nbs/74_bench.ipynb #07a4249f
 def _make_folder(path):
     try: path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc: raise InputError(f'--out {path}: its folder cannot be made ({exc.strerror})') from None
@@ -335,12 +342,14 @@ def _check_request(workload, hw, only):
     if unknown:
         raise InputError(f"no claim {', '.join(sorted(unknown))}; there are {', '.join(all_claims())} and ladder")
 
+# %% ../nbs/74_bench.ipynb #2313fc1c
 def _new_ledger(settings, bench):
     "A ledger before anything is measured"
     sized = [bench.store.max_length, bench.effective]
     return dict(kind=KIND, format=FORMAT, settings=settings | dict(sized=sized),
                 rows=[new_row(c) for c in all_claims().values()], ladder=None, starts=[])
 
+# %% ../nbs/74_bench.ipynb #a5fabc7a
 def _save_ledger(path, ledger, bench, origin, data):
     "Write the ledger with `data`, the machine, and what several experiments need"
     cache = {name: bench.cache[name] for name in ('spread', 'largest') if name in bench.cache}
@@ -348,6 +357,7 @@ def _save_ledger(path, ledger, bench, origin, data):
     ledger.update(data, provenance=origin, hardware=hardware, step_s=bench.step_s, cache=cache)
     write_json(path, ledger)
 
+# %% ../nbs/74_bench.ipynb #1a5d336f
 def _first_lines(bench, path, earlier):
     "What a start is about"
     if earlier: yield f"{path}: going on, {sum(bool(r['passes']) for r in earlier['rows'])} rows are measured"
@@ -445,6 +455,7 @@ _VERDICT_WORDS = dict( # verdict: of one claim, of several
     split=('says different things, of which some hold', 'say different things, of which some hold'),
     undecided=('needs more rounds', 'need more rounds'))
 
+# %% ../nbs/74_bench.ipynb #5f91e189
 def _summary_of_verdicts(data, rows):
     "How many rows have a figure, and their verdicts"
     groups, count = figures(data), Counter(r['verdict'] for r in rows.values() if r['ratio'])
@@ -467,6 +478,7 @@ def _summary_on_top(data, rows):
                    [r for r in measured[::-1] if _top_ratio(r)['high'] < 1])
     return [f'What pays on top of the rest: {named(pays)}.', f'What costs time on top of the rest: {named(costs)}.']
 
+# %% ../nbs/74_bench.ipynb #fe8f2c6b
 def _summary_of_losses(rows):
     "How many loss checks there are, and which differ"
     checked = [r for r in rows.values() if r['loss']]
@@ -515,6 +527,7 @@ _SOURCES = dict(simulated='simulated', counted='counted', derived='follows from 
 def _factor_cell(ratio, text, small): # a cell, sorted by its factor
     return ratio_words(ratio) if ratio else text, small, None, ratio['p50'] if ratio else -1
 
+# %% ../nbs/74_bench.ipynb #8f9d4bc4
 def _alone_cell(row):
     "What was measured alone, with its small print"
     record = row.get('recorded')
@@ -523,6 +536,7 @@ def _alone_cell(row):
              f"{record['file']}: {record['text']}" if record else None)
     return _factor_cell(row['ratio'], row['figure'] or 'no figure', '; '.join(map(str, filter(None, parts))) or None)
 
+# %% ../nbs/74_bench.ipynb #a8d090e2
 def _verdict_cell(row):
     "The verdict with its reason, or why there is no figure"
     if row['reason'] and not row['ratio']:
@@ -551,6 +565,7 @@ _CLAIMS_TEXT = (
     'eager there, since each row would be compiled anew. A factor above 1 is faster; in brackets its 99% interval. '
     'Loss: with minus without, on the same samples in the same order, without dropout. A column head sorts.')
 
+# %% ../nbs/74_bench.ipynb #afeb3535
 def _claims_section(data):
     rows, left_out = asked_rows(data), figures(data)['left_out']
     columns = ['Claim', 'Claimed', 'Alone', 'On top of the rest', 'Verdict', 'Loss']
@@ -567,6 +582,7 @@ def _claimed_section(data):
     caption = 'Hatched: what was claimed. Dot and line: the factor measured here, with its interval.'
     return [drawing_block(figure, 'claims', caption)]
 
+# %% ../nbs/74_bench.ipynb #7e416b9b
 def _unfinished(data): return data.get('stopped') or 'the run did not come to its end'
 
 def _top_section(data):
@@ -592,6 +608,7 @@ def _is_about_memory(row):
     peak = row.get('peak_bytes') and row['claim'] in ('bf16', 'no_checkpointing', 'checkpointing_memory')
     return row['kind'] in ('sizes', 'state', 'dora', 'margin') or 'kept_bytes' in (row['extra'] or {}) or peak
 
+# %% ../nbs/74_bench.ipynb #cb33276d
 def _memory_text(row):
     "Bytes of a row in words"
     sizes, words = (row['extra'] or {}).get('kept_bytes'), [row['figure']] if row['figure'] else []
@@ -612,6 +629,7 @@ def _loss_cells(row):
     return [(row['variant'], row['label']), f"{loss['value']:.4f}", f"{loss['baseline']:.4f}",
             f"{loss['difference']:+.2g}", f"{loss['spread']:.2g}", (loss['verdict'], loss['reason'])]
 
+# %% ../nbs/74_bench.ipynb #2b9a47d9
 def _loss_section(data):
     rows = [r for r in data['rows'] if r['loss']]
     if not rows: return [note_block('No loss was compared.')]
@@ -631,6 +649,7 @@ def _study_section(data):
              for r in rows]
     return [text_block(text), table_block(['Row', 'Claimed', 'Here', 'Verdict'], cells, mid=(0, 1, 2), wide=(3,))]
 
+# %% ../nbs/74_bench.ipynb #6e3b459f
 def _reasons_section(data):
     cells = [[(r['variant'], r['claim']), r['reason'] or 'n/a'] for r in asked_rows(data)
              if not r['ratio'] and not r['figure']]
@@ -649,6 +668,7 @@ def curve_figure(row, where=''):
     axes.set_xticks(range(len(curve)), [str(point[0]) for point in curve])
     return figure
 
+# %% ../nbs/74_bench.ipynb #e12d6738
 def _curve_section(data):
     rows = [r for r in data['rows'] if (r['extra'] or {}).get('curve')]
     if not rows: return [note_block('No curve was measured.')]
@@ -693,6 +713,7 @@ def _draw_ceilings(axes, products, copy_rate):
         axes.loglog(x, np.minimum(top, copy_rate * x), color=color, linewidth=1, label=f'{name} ceiling')
         axes.loglog(*zip(*points), mark, color=color, label=f'{name} products')
 
+# %% ../nbs/74_bench.ipynb #72044027
 def _draw_steps(axes, data):
     "Model FLOPs a second of two rows, across"
     peak = (((data.get('hardware') or {}).get('gpu') or {}).get('peak') or {}).get('bf16')
@@ -700,6 +721,7 @@ def _draw_steps(axes, data):
         mfu = rows_by_claim(data['rows'])[i].get('mfu')
         if mfu and peak: axes.axhline(mfu * peak, color=MUTED, linestyle=style, label=label)
 
+# %% ../nbs/74_bench.ipynb #3668f1a1
 def ceilings_figure(data, folder=None):
     """How far below the measured ceilings of the card is a training step?
 
@@ -714,6 +736,7 @@ def ceilings_figure(data, folder=None):
     legend_below(axes)
     return figure
 
+# %% ../nbs/74_bench.ipynb #049f7f3e
 def _roofline_section(data):
     figure, caption = ceilings_figure(data), (
         'Lines: the largest measured product, and the measured copy bandwidth. Points: products of the shapes of a '
@@ -728,12 +751,14 @@ def ledger_file(path):
     if len(files) == 1: return files[0]
     raise InputError(f'{path}: holds {len(files)} ledgers of claims, expected one (*-claims-*.json)')
 
+# %% ../nbs/74_bench.ipynb #cc5c9ed9
 def _run_of(data):
     "A ledger as the content of a run folder"
     origin, ladder = data['provenance'], data.get('ladder')
     return dict(hardware=data.get('hardware') or {}, ladder=dict(ladder, provenance=origin) if ladder else None,
                 run=dict(command=origin.get('command'), settings=data['settings']))
 
+# %% ../nbs/74_bench.ipynb #2c0a8797
 def _ladder_blocks(data):
     "The ladder and its costs, or why there is none"
     run = _run_of(data)

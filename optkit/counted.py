@@ -106,6 +106,7 @@ def _derive_ladder(rows):
     return dict(factor=_product(rows), extra=dict(pairs=pairs), final=True, source='derived',
                 note='product of the factors of the steps; seconds to compile left out')
 
+# %% ../nbs/63_counted.ipynb #6a2073e2
 def _derive_compile(row):
     "torch.compile in each of 2000 trials, and once for the study"
     ratio, seconds = row['ratio'], row['extra']['compile_s']

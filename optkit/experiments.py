@@ -48,6 +48,7 @@ def _bench_switches(bench):
         batch_size=small_or_whole, dynamic_batch=small_or_whole,
         length_bucketing=(dict(layout='padded', physical_batch=half), dict(layout='sorted', physical_batch=half)))
 
+# %% ../nbs/72_experiments.ipynb #65060247
 def switch_sides(bench, claim, top=False):
     "The configurations without and with a switch, on the plain baseline or on `top` of everything"
     on = bench.all_on()
@@ -104,6 +105,7 @@ def _bytes_for_backward(bench, side):
         side.engine.step(bench.store, side.plan[0][:1])
     return sum(n for address, n in sizes.items() if address not in weights)
 
+# %% ../nbs/72_experiments.ipynb #f8491ba8
 def _compare_kept_bytes(bench, sides):
     "Bytes kept for the backward pass by side, and the share that is saved"
     kept_bytes = {name: _bytes_for_backward(bench, side) for name, side in sides.items()}
@@ -120,11 +122,13 @@ def _whole(bench, timing, name, base, claim=None, **more):
     if claim: more['loss'] = loss_check(bench, losses, name, base, claim.label)
     return outcome(comparison, name, base, **rates(bench, comparison, sides[name], name) | more)
 
+# %% ../nbs/72_experiments.ipynb #c6757735
 def _time_switch(bench, claim, share_s, view, earlier, without, with_, **options):
     "Both sides of a switch; the loss is compared once"
     unchecked = view == 'alone' and not (earlier or {}).get(claim.id, {}).get('loss')
     return timed_sides(bench, {'without': without, 'with': with_}, share_s, check_loss=unchecked, **options)
 
+# %% ../nbs/72_experiments.ipynb #98728b70
 def try_switch(bench, claim, share_s, view='alone', earlier=None):
     "A switch of the training step, whole step"
     if shared := _shared_rounds(bench, claim, view, earlier): return shared
@@ -287,6 +291,7 @@ def _in_8_bits(weight):
     scale = weight.abs().amax(1, keepdim=True) / 127
     return weight.bfloat16(), (weight / scale).round().to(torch.int8), scale.bfloat16()
 
+# %% ../nbs/72_experiments.ipynb #f66924ca
 def try_native(bench, claim, share_s, *_):
     "Frozen layers in bf16 against the same in 8 bits, made bf16 at each use; forward, and backward to the inputs"
     width, tokens = (4096, 4096) if bench.cuda else (256, 256)
@@ -354,6 +359,7 @@ def judged_count(counts):
     "The count of workers that is judged: the named one, or the largest below it; noise would pick the best of several"
     return max(n for n in counts if n <= WORKERS)
 
+# %% ../nbs/72_experiments.ipynb #581f08e6
 def _try_worker_counts(bench, share_s, cores):
     "No workers against several counts of them"
     counts = [n for n in (0, 1, 2, 4, 8, 16) if n <= max(1, cores if cores > 2 else cores - 1)]
@@ -385,6 +391,7 @@ def _largest_batch(bench):
         bench.cache['largest'] = max(p.batch for p in plan.tried if p.fits)
     return bench.cache['largest']
 
+# %% ../nbs/72_experiments.ipynb #72314220
 def _time_batches(bench, counts, share_s):
     "Steps of one micro-batch of so many of the longest rows"
     order = np.argsort(-bench.store.lengths)
@@ -445,6 +452,7 @@ def _optimizer_bytes(side, store):
     tensors = [v for s in side.engine.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
     return sum(part.nbytes for t in tensors for part in parts(t))
 
+# %% ../nbs/72_experiments.ipynb #46be160e
 def try_state(bench, claim, share_s, *_):
     "Bytes of the moments with 8 and with 32 bits, and the time of a step"
     configs = dict(adamw=bench.all_on(), adamw_8bit=bench.all_on(optimizer='adamw_8bit'))
@@ -455,6 +463,7 @@ def try_state(bench, claim, share_s, *_):
                    figure=f"{gib_words(sizes['adamw'] - sizes['adamw_8bit'])} less of {gib_words(sizes['adamw'])}",
                    loss=loss_check(bench, losses, 'adamw_8bit', 'adamw', claim.label))
 
+# %% ../nbs/72_experiments.ipynb #44243315
 def try_sizes(bench, claim, share_s, *_):
     "Counted; where the workload is the model of the claim, a step is run for its peak"
     result = COUNTED['sizes'](bench, claim)

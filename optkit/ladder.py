@@ -225,6 +225,7 @@ def _record(comparison, name, rung, config, plan, loss, against, store, model, p
         disturbed=sum(count for *_, count in comparison.disturbed),
         loss=dict(value=value, difference=value - baseline), **rates)
 
+# %% ../nbs/70_ladder.ipynb #047bf359
 def _ladder(comparison, configs, rungs, plans, losses, store, model, hardware):
     "The `Ladder` of a comparison"
     rung_of, before_of = {r.name: r for r in rungs}, dict(zip([r.name for r in rungs], rows_before(rungs)))

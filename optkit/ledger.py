@@ -34,6 +34,7 @@ _NEEDS_CUDA = dict( # claim: why it needs a GPU
     cudnn_benchmark='cuDNN runs on NVIDIA GPUs only', pin_memory='nothing is copied to a GPU',
     cuda_graphs='CUDA graphs need an NVIDIA GPU', compile_max_autotune='max-autotune chooses among GPU kernels')
 
+# %% ../nbs/73_ledger.ipynb #3ed338b9
 def _format_problem(i, hw, model, half):
     "Why the machine or the model takes no such number format"
     if i == 'bf16' and half: return f'the weights of {model} are in bf16 from the start'
@@ -41,6 +42,7 @@ def _format_problem(i, hw, model, half):
     takes_bf16 = hw.device != 'cuda' or choose_format(hw).value == 'bf16'
     return '' if takes_bf16 or i not in ('bf16', 'tf32_on_bf16') else choose_format(hw).reason
 
+# %% ../nbs/73_ledger.ipynb #7d12d532
 def _package_problem(i, cuda, packages):
     "Why a package that a claim needs cannot be used"
     torchao, bitsandbytes, peft = (packages.get(name, '') for name in ('torchao', 'bitsandbytes', 'peft'))
@@ -91,12 +93,14 @@ def _ready_works(works, target, most):
     unfinished = [w for w in works if not w.passes or wide(w)]
     return unfinished, [w for w in unfinished if measured.issuperset(w.needs)]
 
+# %% ../nbs/73_ledger.ipynb #a6a7bb7a
 def _priority(work, left_s):
     "Sort key: pass, view, works marked `first`, then the cheapest first pass, or the widest interval or none"
     later = not (work.first and work.cost_s <= left_s / 6)
     last = work.cost_s if not work.passes else -math.inf if work.width is None else -work.width
     return work.passes, VIEWS.index(work.view), later, last
 
+# %% ../nbs/73_ledger.ipynb #e8094720
 def _no_work(ready, left_s):
     "Why none of the ready works can be measured in the time left"
     if not ready: return Choice(None, 'what is left waits for rows that could not be measured')
@@ -236,6 +240,7 @@ def _same_model(file, workload):
     "Whether a record of the name may answer a row of the workload; one's own model has no records"
     return workload not in WORKLOADS or file.startswith((f'{workload}-', 'study-'))
 
+# %% ../nbs/73_ledger.ipynb #d0756025
 def _without_foreign_record(row, workload):
     "The row without what an earlier version took from another workload's record, and without a stale note"
     if row.get('recorded') and not _same_model(row['recorded']['file'], workload):
@@ -278,6 +283,7 @@ def check_same_run(path, data, settings):
         words = '; '.join(f'{k} {stored.get(k)!r}, asked for is {settings[k]!r}' for k in differ)
         raise InputError(f"{path}: holds another run ({words}); give another --out, it was left as it is")
 
+# %% ../nbs/73_ledger.ipynb #6f7ad153
 def ledger_path(out, workload, card):
     "The file that `out` means: a .json file, a folder, or None for runs/bench-<workload>-<card>"
     out = Path(out or f'runs/bench-{workload}-{card}')
@@ -292,6 +298,7 @@ def _same_scope(row, claim):
     whole_step = claim.scope.startswith('whole step') and not alone
     return row.get('claim') == claim.id and (whole_step or alone and claim.scope == 'attention only')
 
+# %% ../nbs/73_ledger.ipynb #da88663d
 def _record_of(claim, card, folder, workload):
     "(file, provenance, row): of W1 where there is one, and the middle one of several; None: there is none"
     paths = [p for p in folder.glob(f'*-{card}.json') if _same_model(p.name, workload)]
@@ -356,6 +363,7 @@ def build_seconds(claim_id, view, cuda, warm=False):
     return dict(compile=110. if view == 'alone' else any_length, compile_max_autotune=330. if warm else 400.,
                 all_5090=any_length, cuda_graphs=60., ladder=any_length).get(claim_id, 0.)
 
+# %% ../nbs/73_ledger.ipynb #da45511d
 def ladder_cost(step_s, share_s, cuda, loss_steps, compiled=False, warm=False):
     """Seconds of the ladder: some eight sides with their losses, and on a GPU what is built.
 
@@ -398,6 +406,7 @@ def _cost_of_job(data, bench, share_s, row, view):
         i, row['kind'], view, step_s, share_s, bench.cuda, bench.loss_steps, 'compiled' in bench.cache)
     return max(seconds, 1.25 * data.get('too_long', {}).get(f'{i} {view}', 0.))
 
+# %% ../nbs/73_ledger.ipynb #c9b66485
 def _ladder_work(data, bench, share_s):
     "The job of the ladder; one that lacks torch.compile is measured again where there is time for all of it"
     ladder = data.get('ladder') or {}
@@ -453,6 +462,7 @@ def problem_of_fast(bench):
     return fast_problem('adamw', False, False, bench.base.checkpointing,
                         bool(getattr(bench.model, 'is_quantized', False)), trained)
 
+# %% ../nbs/73_ledger.ipynb #182fe35c
 def _rungs(bench, data, compiled):
     "The rungs of the ladder in their best order, by the factors of the rows alone"
     factors = {r['claim']: r['ratio']['p50'] for r in data['rows'] if r['ratio']}

@@ -155,6 +155,7 @@ def record_rows(records):
     rows = records.get('rows') or [] if isinstance(records, dict) else records
     return [o if isinstance(o, dict) else vars(o) for o in rows]
 
+# %% ../nbs/61_page.ipynb #87d2fef1
 def is_baseline(row): return row.get('variant') is not None and row['variant'] == row.get('baseline')
 
 def _source(records, rows): # where and when records were measured
@@ -181,6 +182,7 @@ def _row_label(row): # a name, and below it what a reader must know of the row
     note = '\n(changes training)' if row.get('label') == 'changes training' else '\n(aside)' if row.get('aside') else ''
     return clip_text(row.get('variant', '?')) + note
 
+# %% ../nbs/61_page.ipynb #1a20d5fa
 def _factor_chart(records, names, height, title, xlabel, bottom, top):
     "A chart of factors, a named row each, around a line at 1: figure and axes"
     source = _source(records, record_rows(records))

@@ -44,6 +44,7 @@ def _final_words(final, best=None):
     if metric != 'accuracy': return f"{words} The trial's accuracy is {score_words(final.get('accuracy'))}."
     return f'{words} {_beside_majority(low, high, majority)}' if bounded else words
 
+# %% ../nbs/62_report.ipynb #d8460ad4
 def _beside_majority(low, high, majority):
     if low > majority: return 'The whole interval lies above that.'
     if high < majority:
@@ -275,6 +276,7 @@ def _rows_table(columns, rows, cells, **styles):
     marks = ['control' if is_baseline(o) or o.get('variant') == CONTROL else '' for o in rows]
     return table_block(columns, [cells(o) for o in rows], marks, pinned=True, **styles)
 
+# %% ../nbs/62_report.ipynb #fd96b1db
 def _factors_table(rows):
     columns = ['Row', 'Against the baseline', 'Against the row before', 'Claimed', 'Verdict']
     return _rows_table(columns, rows, _factor_cells, numbers=(1, 2), mid=(0, 3), wide=(4,))
@@ -291,6 +293,7 @@ LABEL_WORDS = {'exact': 'exact: no figure of the training changes',
 _VERDICT_NOTE = ('The claims were made for other machines and mostly other models, named under each. A verdict says '
                  'how this measurement compares with the claim, not what the claim was worth where it was made.')
 
+# %% ../nbs/62_report.ipynb #55f07a03
 def _ladder_intro(ladder):
     "How a ladder was measured: blocks of text"
     where = card_and_date(ladder.get('provenance') or {})
@@ -346,6 +349,7 @@ def _no_mfu(data):
     return ('n/a: no row has an MFU, which needs the operations of the model and the peak of the number format that it '
             'is held against.')
 
+# %% ../nbs/62_report.ipynb #8c1b020f
 def mfu_blocks(data, ranked=True):
     "The chart of MFU, or why there is none"
     figure = roofline_figure(data, ranked)
@@ -654,6 +658,7 @@ def _blocks_or_note(build, run, title):
         why = f'{type(exc).__name__}: {exc}'
         return [note_block(f'{title} cannot be shown: its file holds something unexpected ({why}).')]
 
+# %% ../nbs/62_report.ipynb #9464f536
 def _sections(run, wrong):
     "Those whose files a run of this kind writes"
     folds = 'folds', 'Folds', 'folds', _folds_section

@@ -103,6 +103,7 @@ def _two_kinds(rng, labels, lengths, vocabulary):
     tokens = rng.integers(4, half, lengths.sum())
     return tokens + np.where(rng.random(len(tokens)) < .7, kind, 1 - kind) * (half - 4)
 
+# %% ../nbs/71_workloads.ipynb #14400792
 def _next_tokens(tokens, lengths):
     "Causal labels: each token's successor, -100 at the end of a row"
     shifted = np.roll(tokens, -1)
@@ -193,6 +194,7 @@ def _default_dtype(dtype):
         yield
     finally: torch.set_default_dtype(before)
 
+# %% ../nbs/71_workloads.ipynb #af4402fb
 def shaped_bench(name, hw):
     "The bench of w1, w2 or w3"
     w = WORKLOADS[name]
@@ -232,6 +234,7 @@ def _seconds_of_step(engine, store, micro, cuda):
         times.append(time.perf_counter() - start)
     return min(times[1:])
 
+# %% ../nbs/71_workloads.ipynb #6340807a
 def _step_costs(model, store, hw, rows=4):
     "Seconds that every plain training step takes, and seconds that a token adds"
     engine = make_engine(model, TrainConfig(effective_batch=rows, **BASELINE), hw)
@@ -338,6 +341,7 @@ def ready(self: Side):
     if self.attention: self.bench.model.set_attn_implementation(self.attention)
     if not self.copied: set_checkpointing(self.engine.model, self.config.checkpointing)
 
+# %% ../nbs/71_workloads.ipynb #2a194fe1
 @patch
 def step(
     self: Side,
@@ -347,6 +351,7 @@ def step(
     self.ready()
     return self.engine.step(self.bench.store, self.plan[number % len(self.plan)])
 
+# %% ../nbs/71_workloads.ipynb #939e075f
 @patch
 def of_round(
     self: Side,
@@ -388,6 +393,7 @@ def _loss_of_side(bench, side):
         losses[side.config] = loss_of(side.engine, bench.store, bench.rows, side.config, bench.loss_steps)
     return losses[side.config]
 
+# %% ../nbs/71_workloads.ipynb #4dbbccfb
 def _time_in_turns(bench, sides, steps, share_s, frozen_dropout, **options):
     "Rounds of all sides; seconds are of a step"
     make = lambda name: partial(steps[name], sides[name]) if name in steps else sides[name].step
@@ -445,6 +451,7 @@ def rates(bench, comparison, side, name):
     return step_rates(comparison.seconds[name], rounds, bench.store, partial(step_flops, side.engine.model),
                       getattr(side.engine, 'peak', None))
 
+# %% ../nbs/71_workloads.ipynb #28d69cf3
 def outcome(comparison, name, base, **more):
     "What an experiment returns: ratios of a variant to its baseline round by round, and what belongs to them"
     ratios = np.divide(comparison.seconds[base], comparison.seconds[name]).tolist()
@@ -463,6 +470,7 @@ def spread_between_seeds(bench, seeds=3):
         bench.cache['spread'] = float(np.std(values, ddof=1))
     return bench.cache['spread']
 
+# %% ../nbs/71_workloads.ipynb #20d63766
 def loss_check(bench, losses, name, base, label):
     "The loss of one side beside that of the other; None where no loss was compared. `losses`: of `timed_sides`"
     if name not in losses: return None
