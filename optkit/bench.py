@@ -7,38 +7,37 @@ __all__ = ['GRACE', 'LONG', 'LostDevice', 'run_plan', 'ready_bench', 'bench', 'f
            'ledger_page']
 
 # %% ../nbs/74_bench.ipynb #ee1b4b97
-import gc, json, math, os, re, shlex, shutil, signal, sys, tempfile, threading, time, traceback, warnings
+import gc, json, math, os, shlex, shutil, signal, sys, tempfile, threading, time, traceback, warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
-from .base import error_line, InputError, read_json, seconds_of, size, write_json
+from .base import error_line, InputError, seconds_of, size, write_json
 from .cards import Hardware
 from .hardware import detect
-from .records import provenance, results_folder
+from .records import provenance
 from .precision import import_problem
 from .batch_finder import is_out_of_memory
 from .models import quiet
 from .storage import silent
 from .claims import all_claims
 from .page import (
-    card_and_date, claims_figure, drawing_block, duration_words, ENOUGH, gib_words, ladder_figure, legend_below,
-    MAIN, MUTED, new_chart, note_block, number_words, OTHER, ratio_words, table_block, text_block)
+    card_and_date, ceilings_figure, claims_figure, drawing_block, duration_words, ENOUGH, gib_words, ladder_figure,
+    MAIN, MUTED, new_chart, note_block, number_words, ratio_words, table_block, text_block)
 from .counted import NEEDS
 from .report import cost_blocks, hardware_section, ladder_section, mfu_blocks, reproduce_section, write_page
 from .workloads import Bench, shaped_bench, Side, timed, user_bench, workload_problem
 from .experiments import EXPERIMENTS, TOP
 from .ledger import (
     add_pass, check_same_run, climb, FAST_RUNG, FORMAT, half_width, KIND, ledger_path, new_row, next_work, problem,
-    read_ledger, reserve_of, rows_by_claim, share_of, UNANSWERED, VIEWS, with_record, Work, works_of)
+    read_ledger, reserve_of, rows_by_claim, share_of, UNANSWERED, VIEWS, with_record, works_of)
 
 # %% ../nbs/74_bench.ipynb #1159cfca
 def facts_of(bench):
@@ -675,66 +674,6 @@ def _curve_section(data):
     caption = lambda r: f"{r['variant']}: {r['note'] or 'samples a second at an equal effective batch'}."
     return [drawing_block(curve_figure(r, card_and_date(data['provenance'])), f"curve{'ab'[n % 2]}", caption(r))
             for n, r in enumerate(rows)]
-
-# %% ../nbs/74_bench.ipynb #6b2f81d1
-class Product(NamedTuple):
-    "A matrix product of the roofline record"
-    format: str # 'bf16', 'fp32', ...
-    m: int
-    n: int
-    k: int
-    rate: float # FLOP/s
-
-    @property
-    def intensity(self): # FLOPs for each byte that moves
-        moved = self.m * self.n + self.m * self.k + self.n * self.k # numbers
-        return 2 * self.m * self.n * self.k / moved / (4 if self.format == 'fp32' else 2)
-
-# %% ../nbs/74_bench.ipynb #47ca209b
-def _roofline_of(card, folder):
-    "(products, largest copy rate in bytes a second or None) of the roofline record of a card"
-    path = folder and folder / f'roofline-{card}.json'
-    try: rows = [r for r in read_json(path)['rows'] if r.get('samples_per_s')] if path and path.is_file() else []
-    except (ValueError, KeyError): rows = []
-    products, rate = [], lambda row: row['samples_per_s']['p50']
-    for row in rows:
-        name, *shape = re.split(r' (?=\d)| x ', row['variant'])
-        if len(shape) == 3: products.append(Product(name.split()[0], *map(int, shape), rate(row)))
-    return products, max((rate(r) for r in rows if r['variant'].startswith('copy')), default=None)
-
-# %% ../nbs/74_bench.ipynb #b513711b
-def _draw_ceilings(axes, products, copy_rate):
-    "Measured products by format, below the ceilings of the largest product and of copying"
-    x = np.geomspace(1, 1e4, 60)
-    for name, color, mark in (('bf16', MAIN, 'o'), ('fp32', OTHER, 's')):
-        points = [(p.intensity, p.rate) for p in products if p.format == name]
-        if not points: continue
-        top = max(rate for _, rate in points)
-        axes.loglog(x, np.minimum(top, copy_rate * x), color=color, linewidth=1, label=f'{name} ceiling')
-        axes.loglog(*zip(*points), mark, color=color, label=f'{name} products')
-
-# %% ../nbs/74_bench.ipynb #72044027
-def _draw_steps(axes, data):
-    "Model FLOPs a second of two rows, across"
-    peak = (((data.get('hardware') or {}).get('gpu') or {}).get('peak') or {}).get('bf16')
-    for i, style, label in (('utilization', '--', 'a step, eager'), ('all_5090', ':', 'a step, compiled')):
-        mfu = rows_by_claim(data['rows'])[i].get('mfu')
-        if mfu and peak: axes.axhline(mfu * peak, color=MUTED, linestyle=style, label=label)
-
-# %% ../nbs/74_bench.ipynb #3668f1a1
-def ceilings_figure(data, folder=None):
-    """How far below the measured ceilings of the card is a training step?
-
-    Of a ledger, and of the records in `folder` (None: looked up); None where the roofline of the card is not recorded
-    """
-    products, copy_rate = _roofline_of(data['settings'].get('card'), results_folder(folder))
-    if not products or not copy_rate: return None
-    title = f"What the card reaches, and what a step does\n{card_and_date(data['provenance'])}"
-    figure, axes = new_chart(3.6, title, 'FLOPs for each byte that moves', 'FLOP/s', 'both')
-    _draw_ceilings(axes, products, copy_rate)
-    _draw_steps(axes, data)
-    legend_below(axes)
-    return figure
 
 # %% ../nbs/74_bench.ipynb #049f7f3e
 def _roofline_section(data):

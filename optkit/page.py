@@ -12,12 +12,15 @@ from itertools import accumulate, repeat
 from numbers import Real
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from .base import Choice
+from .records import results_folder
+from .roofline import recorded_roofline
 from .claims import claim_of, claim_rows, claimed_interval, factor_words, is_finite, ratio_interval, verdict
 
 # %% ../nbs/61_page.ipynb #0089b77d
@@ -288,6 +291,41 @@ def roofline_figure(
     for y, row in enumerate(rows): _draw_mfu(axes, y, row)
     axes.set_yticks(range(len(rows)), [clip_text(o.get('variant', '?'), 34) for o in rows], parse_math=False)
     axes.set_xlim(0, 1)
+    return figure
+
+# %% ../nbs/61_page.ipynb #b513711b
+def _draw_ceilings(axes, products, copy_rate):
+    "Measured products by format, below the ceilings of the largest product and of copying"
+    x = np.geomspace(1, 1e4, 60)
+    for name, color, mark in (('bf16', MAIN, 'o'), ('fp32', OTHER, 's')):
+        points = [(p.intensity, p.rate) for p in products if p.format == name]
+        if not points: continue
+        top = max(rate for _, rate in points)
+        axes.loglog(x, np.minimum(top, copy_rate * x), color=color, linewidth=1, label=f'{name} ceiling')
+        axes.loglog(*zip(*points), mark, color=color, label=f'{name} products')
+
+# %% ../nbs/61_page.ipynb #72044027
+def _draw_steps(axes, data):
+    "Model FLOPs a second of two rows, across"
+    peak = (((data.get('hardware') or {}).get('gpu') or {}).get('peak') or {}).get('bf16')
+    by_claim = {r.get('claim'): r for r in data['rows']}
+    for i, style, label in (('utilization', '--', 'a step, eager'), ('all_5090', ':', 'a step, compiled')):
+        mfu = by_claim.get(i, {}).get('mfu')
+        if mfu and peak: axes.axhline(mfu * peak, color=MUTED, linestyle=style, label=label)
+
+# %% ../nbs/61_page.ipynb #3668f1a1
+def ceilings_figure(data, folder=None):
+    """How far below the measured ceilings of the card is a training step?
+
+    Of a ledger, and of the records in `folder` (None: looked up); None where the roofline of the card is not recorded
+    """
+    products, copy_rate = recorded_roofline(data['settings'].get('card'), results_folder(folder))
+    if not products or not copy_rate: return None
+    title = f"What the card reaches, and what a step does\n{card_and_date(data['provenance'])}"
+    figure, axes = new_chart(3.6, title, 'FLOPs for each byte that moves', 'FLOP/s', 'both')
+    _draw_ceilings(axes, products, copy_rate)
+    _draw_steps(axes, data)
+    legend_below(axes)
     return figure
 
 # %% ../nbs/61_page.ipynb #d4613621
