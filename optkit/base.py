@@ -72,6 +72,18 @@ def seconds_of(
         raise InputError(f"budget is {text!r}, expected a time such as '8h', '90m' or '1h30m'")
     return seconds
 
+# %% ../nbs/00_base.ipynb #9d7826e3
+def first_line(
+    exc: BaseException, # any exception
+    at_most: int = 160 # characters
+) -> str:
+    "The first line of an exception's message, or its type where it has none"
+    return (str(exc).strip().splitlines() or [type(exc).__name__])[0][:at_most]
+
+def error_line(exc: BaseException) -> str:
+    "Type and first line of an exception"
+    return f'{type(exc).__name__}: {(str(exc).strip().splitlines() or [""])[0][:200]}'
+
 # %% ../nbs/00_base.ipynb #8e3173c8
 def rows_in_words(
     numbers: Sequence[int], # row numbers

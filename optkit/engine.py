@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
 
-from .base import Choice, InputError, moved
+from .base import Choice, first_line, InputError, moved
 from .precision import attention_ran, import_problem, model_attentions, model_facts, Precision, tf32_set
 from .table import IGNORED
 from .store import TokenStore
 from .steps import Batch, batch_of, is_cut, Layout, MicroBatch, packed_of, row_numbers, step_of
 from .batch_finder import is_out_of_memory, preserved
-from .models import set_padding, check_tokens, first_line
+from .models import set_padding, check_tokens
 from .packing import NOT_PACKED, Packing, packing_problem
 
 # %% ../nbs/33_engine.ipynb #7fe1a863

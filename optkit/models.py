@@ -14,7 +14,7 @@ from pickle import UnpicklingError
 
 import torch
 
-from .base import Choice, InputError
+from .base import Choice, first_line, InputError
 from .precision import text_config
 from .store import TokenStore
 from .batch_finder import is_out_of_memory
@@ -42,13 +42,6 @@ def demo_model_folder() -> Path: # holds config.json, model.safetensors and the 
     folder = Path(spec.origin).parent / 'model'
     check_weights(folder / 'model.safetensors', DEMO_SHA256)
     return folder
-
-# %% ../nbs/31_models.ipynb #8d2bc890
-def first_line(
-    exc: BaseException # any exception
-) -> str: # at most 160 characters
-    "The first line of an exception's message, or its type where it has none"
-    return str(exc).strip().splitlines()[0][:160] if str(exc).strip() else type(exc).__name__
 
 # %% ../nbs/31_models.ipynb #402ada73
 def weight_files(
