@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from .base import first_line, InputError, moved
 from .batch_finder import is_out_of_memory
 from .trainer import Trainer
-from .strategies import BracketSampling, Course, follow, Strategy, told_value
+from .strategies import Course, follow, Strategy, told_value
 from .storage import losing, move_aside, open_storage, put_back, silent, StorageLost, write_values, writing
 from .space import best_of, curves, ended, TrainerRunner
 from .study import (
@@ -211,34 +211,13 @@ def _reduce_batch(self: Search, run, rows, params, why):
     self.say(f'trial {run.trial.number}: {why} with {rows} rows at once, {fewer} are tried; the effective batch stays')
     return fewer
 
-# %% ../nbs/55_hpo.ipynb #7b857dff
-def tell_at_once(study: optuna.Study, trial: Trial, values, state: TrialState | None) -> bool: # False: nothing is done
-    "What `study.tell` does with a trial of this process, without reading it back; False where only `study.tell` can"
-    frozen, bracket = getattr(trial, '_cached_frozen_trial', None), isinstance(study.pruner, BracketSampling)
-    if frozen is None or not (bracket or isinstance(study.pruner, optuna.pruners.NopPruner)): return False
-    if bracket and not hasattr(optuna.pruners, '_filter_study'): return False
-    values = values if values is None or isinstance(values, list) else [values]
-    if state == TrialState.PRUNED and frozen.intermediate_values: # its last value, as in `study.tell`
-        values = [frozen.intermediate_values[max(frozen.intermediate_values)]]
-        if math.isnan(values[0]) or len(study.directions) > 1: values = None
-    if state in (None, TrialState.COMPLETE):
-        state = TrialState.COMPLETE
-        if values is None or len(values) != len(study.directions) or not np.isfinite(values).all(): return False
-    study._thread_local.cached_all_trials = None
-    within = optuna.pruners._filter_study(study, frozen) if bracket else study # the study of its bracket
-    with suppress(UpdateFinishedTrialError): # another process ended it
-        try: study.sampler.after_trial(within, frozen, state, values)
-        finally: study._storage.set_trial_state_values(trial._trial_id, state, values)
-    return True
-
 # %% ../nbs/55_hpo.ipynb #edd40c5d
 @patch
 def report_result(self: Search, trial: Trial, values=None, state: TrialState | None = None):
     "`study.tell`, in which a sampler that has tried everything may end the study, as in `study.optimize`"
     self.study._thread_local.in_optimize_loop = True
     try:
-        if not tell_at_once(self.study, trial, values, state):
-            self.study.tell(trial, values, state=state, skip_if_finished=True)
+        self.study.tell(trial, values, state=state, skip_if_finished=True)
     finally: self.study._thread_local.in_optimize_loop = False
 
 # %% ../nbs/55_hpo.ipynb #ce00d980

@@ -6,9 +6,9 @@
 __all__ = ['Place', 'open_storage', 'StorageLost', 'open_study']
 
 # %% ../nbs/52_storage.ipynb #bd8465db
-import json, os, socket, sqlite3, threading, time, warnings
+import json, os, socket, sqlite3, time, warnings
 from collections.abc import Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -18,11 +18,9 @@ from urllib.parse import quote
 import optuna
 import psutil
 from filelock import FileLock
-from optuna.distributions import check_distribution_compatibility, distribution_to_json
-from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial
 from sqlalchemy import event, make_url, URL
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
@@ -139,7 +137,7 @@ def open_storage(
 # %% ../nbs/52_storage.ipynb #9bf5027d
 def _open_journal(path):
     try:
-        with silent(): return JournalStorage(JournalFileBackend(str(path)))
+        with silent(): return JournalStorage(BatchedJournal(str(path)))
     except (ValueError, KeyError, AssertionError, OSError) as exc:
         reason = f'is no journal of a study or is damaged ({first_line(exc)})'
         raise InputError(f'{path}: {reason}; use another file') from None
@@ -356,145 +354,48 @@ def _move_files(source, target): # with what SQLite keeps beside a file
         if (file := Path(f'{source}{end}')).exists(): os.replace(file, f'{target}{end}')
 
 # %% ../nbs/52_storage.ipynb #103baf9a
-try: from optuna.storages.journal._storage import JournalOperation
-except ImportError: JournalOperation = None
+class BatchedJournal(JournalFileBackend):
+    "A journal file that takes several entries in one append, which waits for its lock and the disk once"
+    batched = None # entries that are held back
 
-# %% ../nbs/52_storage.ipynb #fc19b93c
-def _append_to_journal(trial, pairs) -> bool: # whether it was a journal
-    "Report values in one append to a journal: each alone waits for its lock and its disk"
-    storage, values = trial.storage, trial._cached_frozen_trial.intermediate_values
-    if JournalOperation is None or not isinstance(storage, optuna.storages.JournalStorage): return False
-    with storage._thread_lock:
-        head = dict(op_code=JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE, trial_id=trial._trial_id,
-                    worker_id=storage._replay_result.worker_id)
-        lines = [dict(head, step=int(s), intermediate_value=float(v)) for s, v in pairs if s not in values]
-        if lines: storage._backend.append_logs(lines) # of none it would write an empty line, which is no entry
-        try: storage._sync_with_backend()
-        except UpdateFinishedTrialError: # each line that was written is refused once
-            for _ in pairs:
-                with suppress(UpdateFinishedTrialError): storage._sync_with_backend()
-            raise
-    for step, value in pairs: values.setdefault(step, value)
-    return True
+    def append_logs(self, logs):
+        if self.batched is None: super().append_logs(logs)
+        else: self.batched.extend(logs)
+
+    @contextmanager
+    def batch(self):
+        "Entries that are written inside are appended at the end"
+        self.batched = []
+        try: yield
+        finally:
+            logs, self.batched = self.batched, None
+            if logs: super().append_logs(logs)
 
 # %% ../nbs/52_storage.ipynb #103baf99
-try: # what Optuna itself writes a value with
-    from optuna.storages._rdb import models
-    from optuna.storages._rdb.storage import _create_scoped_session as _session
-    from sqlalchemy.dialects.sqlite import insert as _upsert
-except ImportError: _session = None # then value by value
+try: from optuna.storages._rdb import models
+except ImportError: models = None # then value by value
 
-# %% ../nbs/52_storage.ipynb #554391fc
-def _relational_backend(storage):
-    "Optuna's relational storage behind this one, where several writes can be made one; None otherwise"
-    inner = getattr(storage, '_backend', storage)
-    if _session is None or not isinstance(inner, optuna.storages.RDBStorage): return None
-    return inner if all(hasattr(inner, f'_set_trial_{n}_without_commit') for n in ('param', 'attr')) else None
-
-# %% ../nbs/52_storage.ipynb #ca751b59
-@contextmanager
-def _transaction(storage, number):
-    "A session that writes to a trial. Raises `UpdateFinishedTrialError` where it has ended."
-    with _session(storage.scoped_session, True) as session:
-        storage.check_trial_is_updatable(number, models.TrialModel.find_or_raise_by_id(number, session).state)
-        yield session
+def _insert_values(storage, trial, pairs):
+    table, rows = models.TrialIntermediateValueModel, []
+    for step, value in pairs:
+        stored, kind = table.intermediate_value_to_stored_repr(value)
+        rows.append(dict(trial_id=trial._trial_id, step=step, intermediate_value=stored, intermediate_value_type=kind))
+    with storage.engine.begin() as connection: connection.execute(table.__table__.insert(), rows)
+    trial._cached_frozen_trial.intermediate_values.update(pairs)
 
 # %% ../nbs/52_storage.ipynb #103baf9d
 def write_values(
     trial: Trial, # that runs
-    pairs: Sequence[tuple[int, float]], # (step, value)
-    attrs: dict | None = None # user attributes to set with them
+    pairs: Sequence[tuple[int, float]], # (step, value); a step that has a value keeps it
+    attrs: dict | None = None # user attributes to set after them
 ):
-    "Report values and set attributes, in one transaction or one append where the storage has them"
-    storage, attrs = _relational_backend(trial.storage), attrs or {}
-    if len(pairs) + len(attrs) < 2 or storage is None:
-        if not (len(pairs) > 1 and _append_to_journal(trial, pairs)):
-            for step, value in pairs: trial.report(value, step)
-        for name, value in attrs.items(): trial.set_user_attr(name, value)
-        return
-    with _transaction(storage, trial._trial_id) as session:
-        _insert_values(session, trial._trial_id, pairs)
-        _write_attrs(storage, session, trial._trial_id, attrs)
-    trial._cached_frozen_trial.intermediate_values.update(pairs)
-    trial._cached_frozen_trial.user_attrs.update(attrs)
-
-# %% ../nbs/52_storage.ipynb #3421d0a5
-def _insert_values(session, number, pairs):
-    table, rows = models.TrialIntermediateValueModel, []
-    steps = {step for step, in session.query(table.step).filter(table.trial_id == number)}
-    for step, value in pairs:
-        if step in steps: continue
-        stored, kind = table.intermediate_value_to_stored_repr(float(value))
-        rows.append(dict(trial_id=number, step=step, intermediate_value=stored, intermediate_value_type=kind))
-    if rows: session.execute(table.__table__.insert(), rows)
-
-# %% ../nbs/52_storage.ipynb #0e8c156b
-def _write_attrs(storage, session, number, attrs):
-    "User attributes of a running trial, on SQLite in one statement; each statement of Optuna first reads the trial"
-    table = models.TrialUserAttributeModel
-    if storage.engine.name != 'sqlite':
-        for name, value in attrs.items(): storage._set_trial_attr_without_commit(session, table, number, name, value)
-    elif attrs:
-        put = _upsert(table.__table__)
-        put = put.on_conflict_do_update(
-            index_elements=['trial_id', 'key'], set_=dict(value_json=put.excluded.value_json))
-        session.execute(put, [dict(trial_id=number, key=k, value_json=json.dumps(v)) for k, v in attrs.items()])
-
-# %% ../nbs/52_storage.ipynb #103baf9b
-@contextmanager
-def read_once(
-    storage: BaseStorage, # of a study
-    trials: Sequence[FrozenTrial] = () # of the study, as they were just read
-):
-    "Inside, this thread reads the study from the cache: Optuna would read it again each time, at milliseconds each"
-    name, thread = '_read_trials_from_remote_storage', threading.get_ident()
-    waiting = any(t.state == TrialState.WAITING for t in trials) # one that is taken would still seem to wait
-    if waiting or not hasattr(storage, name): # no cache of a relational storage
-        yield
-        return
-    read = getattr(type(storage), name)
-    setattr(storage, name, lambda study_id: None if threading.get_ident() == thread else read(storage, study_id))
-    try: yield
-    finally: storage.__dict__.pop(name, None) # another thread may have done it
-
-# %% ../nbs/52_storage.ipynb #103baf9c
-@contextmanager
-def stored_at_once(
-    trial: Trial, # that runs
-    earlier: Sequence[FrozenTrial] = (), # whose distributions are those of the study
-    **attrs # user attributes to set with them
-):
-    "Parameters that are drawn inside are stored in one transaction where the storage has them, also after an error"
-    storage, backend = trial.storage, _relational_backend(trial.storage)
-    if backend is None:
-        for name, value in attrs.items(): trial.set_user_attr(name, value)
-        yield
-        return
-    trial.storage = drawing = _DeferredParams(storage, earlier)
-    try: yield
-    finally:
-        trial.storage = storage
-        if drawing.params or attrs:
-            with _transaction(backend, trial._trial_id) as session:
-                _write_params(backend, session, trial._trial_id, drawing.params)
-                _write_attrs(backend, session, trial._trial_id, attrs)
-    trial._cached_frozen_trial.user_attrs.update(attrs)
-
-# %% ../nbs/52_storage.ipynb #ead627e8
-class _DeferredParams:
-    "The storage of a trial, which holds its parameters back while they are drawn"
-    def __init__(self, storage, earlier): self.storage, self.earlier, self.params = storage, earlier, []
-    def __getattr__(self, name): return getattr(self.storage, name)
-    def set_trial_param(self, _, name, value, distribution):
-        of_study = next((t.distributions[name] for t in reversed(self.earlier) if name in t.distributions), None)
-        if of_study is not None: check_distribution_compatibility(of_study, distribution) # refused here, as in Optuna
-        self.params.append((name, value, distribution, of_study))
-
-# %% ../nbs/52_storage.ipynb #8a5da444
-def _write_params(storage, session, number, params):
-    if any(of_study is None for *_, of_study in params): # not all were checked when they were drawn
-        for param in params: storage._set_trial_param_without_commit(session, number, *param)
-    elif params:
-        rows = [dict(trial_id=number, param_name=name, param_value=value, distribution_json=distribution_to_json(kind))
-                for name, value, kind, _ in params]
-        session.execute(models.TrialParamModel.__table__.insert(), rows)
+    "Report values and set attributes. Raises `UpdateFinishedTrialError` where the trial has ended."
+    reported = trial._cached_frozen_trial.intermediate_values
+    pairs = [(int(step), float(value)) for step, value in pairs if step not in reported]
+    backend, rest = getattr(trial.storage, '_backend', None), pairs[1:]
+    for step, value in pairs[:1]: trial.report(value, step) # refused where the trial has ended
+    if rest and models and isinstance(backend, RDBStorage): _insert_values(backend, trial, rest)
+    else:
+        with backend.batch() if isinstance(backend, BatchedJournal) else nullcontext():
+            for step, value in rest: trial.report(value, step)
+    for name, value in (attrs or {}).items(): trial.set_user_attr(name, value)

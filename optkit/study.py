@@ -24,7 +24,7 @@ from .metrics import signed
 from .trainer import Trainer
 from .folds import check_folds, strata_of, stratified_folds
 from .strategies import as_strategy, default_sampler, History, StudySize, Strategy
-from .storage import is_dead, Place, read_once, silent, stored_at_once, worker_id
+from .storage import is_dead, Place, silent, worker_id
 from .space import as_space, course_of, ended, FORMAT, Space, spent, study_settings, TrainerRunner
 
 # %% ../nbs/54_study.ipynb #04d65739
@@ -391,14 +391,13 @@ def _claimed(trials, before=math.inf): # number of the first trial that does not
 # %% ../nbs/54_study.ipynb #d11f6a12
 @patch
 def _ask(self: Search):
-    with read_once(self.study._storage, self.latest):
-        trial = self.study.ask()
-        self.claimed.add((self.study.study_name, trial.number))
-        HELD.add((self.study.study_name, trial.number))
-        with stored_at_once(trial, self.latest, worker=self.worker):
-            fixed = self.plan.space.fixed or {}
-            if not _outside(trial._fixed_params if fixed else {}, fixed): # else `draw_params` refuses it
-                for name, distribution in fixed.items(): trial._suggest(name, distribution) # as `study.ask` does
+    trial = self.study.ask()
+    self.claimed.add((self.study.study_name, trial.number))
+    HELD.add((self.study.study_name, trial.number))
+    trial.set_user_attr('worker', self.worker)
+    fixed = self.plan.space.fixed or {}
+    if not _outside(trial._fixed_params if fixed else {}, fixed): # else `draw_params` refuses it
+        for name, distribution in fixed.items(): trial._suggest(name, distribution) # as `study.ask` does
     return trial
 
 # %% ../nbs/54_study.ipynb #90c58f79
@@ -409,8 +408,7 @@ def draw_params(self: Search, trial: Trial) -> dict:
     "The parameters of a trial. Raises `TrialPruned` where the space refuses them or does not hold those of the queue."
     queued, space, error = trial._fixed_params, self.plan.space, None
     if space.fixed and (problem := _outside(queued, space.fixed)): raise Misfit(f'from the queue: {problem}')
-    try:
-        with stored_at_once(trial, self.latest): params = space.suggest(trial)
+    try: params = space.suggest(trial)
     except (ValueError, TypeError) as exc: error = exc
     distributions = {n: json_to_distribution(d) for n, d in space.known.items()} if error else {}
     distributions |= trial.distributions # ranges may depend on the trial
