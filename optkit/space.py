@@ -21,9 +21,9 @@ from optuna.trial import FrozenTrial, TrialState
 from .base import InputError
 from .trainer import fold_runner, Trainer, trial_config
 from .folds import strata_of, stratified_folds
-from .strategies import Course, Strategy, StudySize
+from .strategies import Course, silent, Strategy, StudySize
 from .simulator import Replay, replay
-from .storage import sign_of, silent
+from .storage import sign_of
 
 # %% ../nbs/53_space.ipynb #b0993190
 try: from optuna.distributions import _convert_old_distribution_to_new_distribution as _present
@@ -224,11 +224,6 @@ def best_of(trials, sign):
 
 def trials_that(study: optuna.Study, end: str) -> list[FrozenTrial]: # 'complete', 'stopped' or 'failed'
     return [t for t in study.get_trials(deepcopy=False) if ended(t) == end]
-
-# %% ../nbs/53_space.ipynb #356b64b5
-def complete_table(study: optuna.Study) -> np.ndarray: # [complete trials, folds]
-    "Fold scores of the complete trials"
-    return np.array([fold_scores(t) for t in trials_that(study, 'complete')], dtype=float)
 
 # %% ../nbs/53_space.ipynb #38cb555b
 def curves(

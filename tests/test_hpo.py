@@ -16,8 +16,8 @@ from optkit.base import InputError
 from optkit.simulator import simulated_runner
 from optkit.storage import sqlite_storage
 from optkit.space import (
-    as_space, best_complete, complete_table, courses, curves, default_space, EFFECTIVE_BATCHES, ended, fold_scores,
-    parse_space, spent, TrainerRunner, what_if)
+    as_space, best_complete, courses, curves, default_space, EFFECTIVE_BATCHES, ended, fold_scores,
+    parse_space, spent, TrainerRunner, trials_that, what_if)
 from optkit.study import HELD, Interrupts, next_with_key, requeue_interrupted
 from optkit.hpo import tune
 from optkit.confirm import study_summary
@@ -53,7 +53,7 @@ def test_a_bad_short_form_is_refused_in_a_line(text):
 @pytest.mark.parametrize('seed', range(4))
 def test_a_study_finds_the_planted_optimum_and_a_stopped_trial_never_wins(seed):
     study = run(simulated_runner(seed=seed), 40, seed=seed)
-    table, best = complete_table(study), best_complete(study)
+    table, best = np.array([fold_scores(t) for t in trials_that(study, 'complete')]), best_complete(study)
     assert len(study.trials) == 40 and set(states(study)) == {'complete', 'stopped'} and ended(best) == 'complete'
     assert best.number == study.best_trial.number and study.best_value == max(t.value for t in study.trials if ended(t) == 'complete') == pytest.approx(table.mean(1).max())
     assert abs(math.log10(best.params['lr'] / 1e-3)) < .7
@@ -121,13 +121,13 @@ def test_exactly_n_trials_when_all_fail_and_the_summary_still_renders():  # optu
     assert summary['best'] is None and summary['epochs_spent'] == 0 and len(summary['trials']) == 7 and summary['epochs_full'] == 63
 
 
-@pytest.mark.parametrize('told', ['pruned', 'predicted'])
-def test_exactly_n_trials_when_all_are_stopped_and_the_report_still_renders(told):  # optuna/optuna#3518, #2743
+@pytest.mark.parametrize('stopped_as', ['pruned', 'predicted'])
+def test_exactly_n_trials_when_all_are_stopped_and_the_report_still_renders(stopped_as):  # optuna/optuna#3518, #2743
     from optkit.page import study_figure
     from optkit.strategies import Verdict
     class Never(Strategy):
         def between(self, course, history, shape, asked=None): return Verdict(True, 'never good enough', course.scores[0] - 1)
-    Never.told = told
+    Never.stopped_as = stopped_as
     study = run(simulated_runner(), 7, strategy=Never())
     assert states(study) == ['stopped'] * 7 and best_complete(study) is None and len(study.trials) == 7
     summary = study_summary(study, 'macro_f1', 7, 9)
