@@ -13,6 +13,7 @@ from html import escape
 
 import numpy as np
 import optuna
+import pandas as pd
 from fastcore.basics import patch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
@@ -23,7 +24,6 @@ from .strategies import as_strategy, StudySize, Strategy
 from .storage import sign_of
 from .space import ended, fold_scores, spent, study_settings
 from .study import check_whole
-from .confirm import table_html
 
 # %% ../nbs/57_forecast.ipynb #2e2cdb1d
 LEAST_POINTS, LEAST_TRIALS = 5, 10 # earlier points without which there is no interval; trials before the first of them
@@ -134,7 +134,8 @@ def __repr__(self: Forecast):
 @patch
 def _repr_html_(self: Forecast):
     rows = [(p['folds'], p['trials'], f"{p['hours']:.2f}", f"{p['share']:.0%}") for p in self.profile]
-    return f'<p>{escape(repr(self))}</p>' + table_html(('folds reached', 'trials', 'hours', 'share of the time'), rows)
+    table = pd.DataFrame(rows, columns=('folds reached', 'trials', 'hours', 'share of the time'))
+    return f'<p>{escape(repr(self))}</p>' + table.to_html(index=False, border=0)
 
 # %% ../nbs/57_forecast.ipynb #6abdbc34
 def forecast(

@@ -178,8 +178,10 @@ def _check_same(plan, study):
     if (version := old.get('format')) != FORMAT:
         raise OtherStudy(f'study {plan.name!r} was made by another version of optkit or by something else '
                          f'(its format is {version}, expected {FORMAT})')
-    changes = _differences(old.get('space', {}), new['space'], 'space: ') + _differences(old.get('data', {}), new['data'])
-    changes += [f'{k} was {old.get(k)}, now {new[k]}' for k in ('folds', 'epochs', 'directions') if old.get(k) != new[k]]
+    changes = _differences(old.get('space', {}), new['space'], 'space: ')
+    changes += _differences(old.get('data', {}), new['data'])
+    changes += [f'{k} was {old.get(k)}, now {new[k]}'
+                for k in ('folds', 'epochs', 'directions') if old.get(k) != new[k]]
     if not changes: return
     more = '; ...' if len(changes) > 3 else ''
     raise OtherStudy(f"study {plan.name!r} is another one ({'; '.join(changes[:3])}{more})")
@@ -421,10 +423,7 @@ def next_trial(self: Search): # (trial, parameters), or None; (trial, `TrialPrun
     return trial, params
 
 # %% ../nbs/54_study.ipynb #e3d69fd7
-def next_with_key(
-    keys: Sequence, # of the trials at hand
-    current # of the engine
-) -> int: # which one to run
+def next_with_key(keys: Sequence, current) -> int: # which of the trials at hand to run
     "The first with the current key, else the first of the commonest key"
     keys = list(keys)
     return keys.index(current) if current in keys else keys.index(max(keys, key=keys.count))

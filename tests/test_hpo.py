@@ -1146,6 +1146,19 @@ def test_values_written_together_are_those_reported_one_by_one(tmp_path, where):
     assert len(storage.get_trial(many._trial_id).intermediate_values) == 7
 
 
+def test_a_fold_is_one_append_to_a_journal(tmp_path):
+    from optkit.storage import write_values
+    study = optuna.create_study(storage=open_storage(tmp_path / 's.log').storage)
+    trial, appends, backend = study.ask(), [], study._storage._backend
+    real = optuna.storages.journal.JournalFileBackend.append_logs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optuna.storages.journal.JournalFileBackend, 'append_logs', lambda self, logs: (appends.append(len(logs)), real(self, logs)))
+        write_values(trial, [(n, .1 * n) for n in range(1, 9)])
+    assert appends == [1, 7] and study.trials[0].intermediate_values == trial._cached_frozen_trial.intermediate_values and len(study.trials[0].intermediate_values) == 8
+    other = optuna.load_study(study_name=study.study_name, storage=open_storage(tmp_path / 's.log').storage)
+    assert other.trials[0].intermediate_values == study.trials[0].intermediate_values
+
+
 def test_a_fold_is_one_write_where_no_pruner_reads_along(tmp_path, monkeypatch):
     import optkit.hpo
     writes, real = [], storage_module.write_values

@@ -393,3 +393,15 @@ def test_a_fold_that_its_limit_ends_is_not_judged_by_epochs_that_will_not_run():
         def asks(self, fold, epoch, shape): return fold == 1 and epoch == 6
         def within(self, *_): return Verdict(True, 'asked')
     assert follow(Asking(), Course(0), History(), StudySize(3, 10), lambda fold: iter([.5] * 10)) is None
+
+
+# --- names of the version before
+
+def test_the_names_of_the_version_before_warn_and_work():
+    from optkit import storage, strategies
+    for module, old, new in ((strategies, 'Shape', 'StudySize'), (strategies, 'told_value', 'value_for_sampler'), (storage, 'Place', 'StudyLocation')):
+        with pytest.warns(DeprecationWarning, match=new): assert getattr(module, old) is getattr(module, new)
+    with pytest.raises(AttributeError): strategies.Shapes
+    with pytest.warns(DeprecationWarning, match='stopped_as'):
+        class Mine(Strategy): told = 'predicted'
+    assert Mine().stopped_as == 'predicted' and Racing().stopped_as == 'predicted' and Strategy.stopped_as == 'pruned'
