@@ -54,7 +54,7 @@ def past_errors(
 
 # %% ../nbs/57_forecast.ipynb #cca3a190
 def cost_interval(
-    costs: np.ndarray, # of the trials that ended, in order; in any unit
+    costs: np.ndarray, # as in `past_errors`
     left: int, # trials to come
     confidence: float = .8
 ) -> tuple[float, float, float] | None: # mid, low, high; None: too little data
@@ -67,7 +67,7 @@ def cost_interval(
 
 # %% ../nbs/57_forecast.ipynb #1030a2dc
 def coverage(
-    costs: np.ndarray, # of the trials that ended, in order; in any unit
+    costs: np.ndarray, # as in `past_errors`
     left: int, # trials to come
     confidence: float = .8,
     points: int = 12 # earlier times that are tried
@@ -264,8 +264,7 @@ def importance_figure(
 def _valued(study): return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 # %% ../nbs/57_forecast.ipynb #a9df723e
-def _positions(values, distribution):
-    "Positions of values along an axis from 0 to 1"
+def _positions(values, distribution): # along an axis from 0 to 1
     if hasattr(distribution, 'choices'):
         return [distribution.choices.index(v) / max(1, len(distribution.choices) - 1) for v in values]
     scale = math.log if distribution.log else float

@@ -148,7 +148,7 @@ def report_value(self: Search, run: Running, fold: int, epoch: int, value: float
 # %% ../nbs/55_hpo.ipynb #1be747a6
 @patch
 def store(self: Search, run: Running, **attrs):
-    "Store the values that wait, and attributes: one transaction costs little more than one value"
+    "Store the values that wait, together, and attributes"
     waiting, run.waiting, run.written = run.waiting, [], time.perf_counter()
     write_values(run.trial, waiting, attrs)
 
@@ -168,7 +168,7 @@ def fold_done(self: Search, run: Running, course: Course):
 # %% ../nbs/55_hpo.ipynb #20db6a4b
 @patch
 def fit_batch(self: Search, run: Running, params: dict) -> dict | None: # None: not even one row fits
-    "The parameters with a physical batch that fits this card, by earlier trials and by the forecast"
+    "The parameters with a physical batch that fits, by earlier trials and by the forecast"
     usual, run.excess = getattr(self.plan.runner, 'physical_batch', None), 1.
     if usual is None: return params if self._forecast_fits(run, params) else None
     rows = params.get('physical_batch') or (usual(params) if callable(usual) else usual)

@@ -146,8 +146,7 @@ class RecordedCurves(FoldNoise):
 
 # %% ../nbs/51_simulator.ipynb #b9ce1c38
 @patch
-def nearest(self: RecordedCurves, params: dict) -> int: # row
-    "The configuration that is nearest"
+def nearest(self: RecordedCurves, params: dict) -> int: # its row
     return int(np.argmin(((self.points - [params[k] for k in self.space]) ** 2).sum(1)))
 
 # %% ../nbs/51_simulator.ipynb #1f7c0fd0

@@ -188,12 +188,9 @@ def best_rows(table: np.ndarray, top: int) -> np.ndarray: # [at most top, folds]
     return table[np.argsort(-table.mean(1), kind='stable')[:top]]
 
 # %% ../nbs/50_strategies.ipynb #ae4147e0
-def sigma_of_good(
-    table: np.ndarray, # scores of complete trials, [trials, folds], at least 2 x 2
-    least: int = 5 # rows that are taken at least, if there are so many
-) -> tuple[float, int]: # standard deviation, degrees of freedom
-    "`residual_sigma` of the better half: trials that collapse on a fold say nothing about how good ones scatter"
-    return residual_sigma(best_rows(table, max(least, (len(table) + 1) // 2)))
+def sigma_of_good(table: np.ndarray) -> tuple[float, int]: # as `residual_sigma`
+    "`residual_sigma` of the better half, at least five: trials that collapse on a fold do not scatter like good ones"
+    return residual_sigma(best_rows(table, max(5, (len(table) + 1) // 2)))
 
 # %% ../nbs/50_strategies.ipynb #7fc5c452
 def fold_verdict(
@@ -249,9 +246,9 @@ def epoch_verdict(
     values: Sequence[float], # of this fold so far, higher is better
     finishers: Sequence[np.ndarray], # best so far by epoch, of trials that finished the first fold
     table: np.ndarray, # scores of complete trials, [trials, folds]
-    risk: float = .1, # as in `fold_verdict`
-    top: int = 7, # as in `fold_verdict`
-    least_sigma: float = .001, # as in `fold_verdict`
+    risk: float = .1, # as in `fold_verdict`, and so the next two
+    top: int = 7,
+    least_sigma: float = .001,
     scores: Sequence[float] = () # of the folds before this one, in order
 ) -> Verdict:
     "Whether a trial can still reach the best complete ones, by the folds it finished and the start of this one"
@@ -326,7 +323,7 @@ def exempt(self: Racing, number: int, size: StudySize) -> bool:
 
 # %% ../nbs/50_strategies.ipynb #1c338ca2
 def draw(seed: int, number: int) -> float: # 0 up to 1
-    "A random number of a trial; the name of the study and the process that asks do not matter"
+    "A random number of a trial, the same in any process"
     return int.from_bytes(hashlib.sha256(f'{seed}:{number}'.encode()).digest()[:4], 'little') / 2**32
 
 # %% ../nbs/50_strategies.ipynb #a70cffa3
@@ -371,7 +368,7 @@ def _too_few(history, sized):
 # %% ../nbs/50_strategies.ipynb #31ea3a7c
 def halving_verdict(
     value: float, # best so far at the rung
-    others: Sequence[float], # best so far at the rung, of earlier trials that came to it
+    others: Sequence[float], # those of earlier trials that came to it
     eta: int, # one in so many goes on
     epoch: int # of the rung
 ) -> Verdict:
@@ -411,7 +408,6 @@ def rung_verdict(self: Asha,
     values: Sequence[float], # of the first fold up to the rung
     others: Sequence[np.ndarray] # best so far by epoch, of earlier trials
 ) -> Verdict:
-    "`halving_verdict` at the rung that a trial came to"
     n = len(values)
     return halving_verdict(max(values), [best[n - 1] for best in others if len(best) >= n], self.eta, n)
 
