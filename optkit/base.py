@@ -72,6 +72,18 @@ def seconds_of(
         raise InputError(f"budget is {text!r}, expected a time such as '8h', '90m' or '1h30m'")
     return seconds
 
+# %% ../nbs/00_base.ipynb #9d7826e3
+def first_line(
+    exc: BaseException, # any exception
+    at_most: int = 160 # characters
+) -> str:
+    "The first line of an exception's message, or its type where it has none"
+    return (str(exc).strip().splitlines() or [type(exc).__name__])[0][:at_most]
+
+def error_line(exc: BaseException) -> str:
+    "Type and first line of an exception"
+    return f'{type(exc).__name__}: {(str(exc).strip().splitlines() or [""])[0][:200]}'
+
 # %% ../nbs/00_base.ipynb #8e3173c8
 def rows_in_words(
     numbers: Sequence[int], # row numbers
@@ -127,10 +139,14 @@ def read_json(
 # %% ../nbs/00_base.ipynb #f3a32023
 def moved(
     module: str, # `__name__` of the old module
-    *chapters: str # modules of optkit where its names are, such as 'table'
+    *chapters: str, # modules of optkit where its names are, such as 'table'
+    **renamed: str # new names of that module, by their old ones
 ): # the `__getattr__` of the old module
-    "Read a name that moved from its new module, with a `DeprecationWarning` that names it."
+    "Read a name that moved or was renamed, with a `DeprecationWarning` that says where it is."
     def read(name):
+        if name in renamed:
+            warnings.warn(f'{module}.{name} is now {renamed[name]}', DeprecationWarning, stacklevel=2)
+            return getattr(import_module(module), renamed[name])
         for chapter in chapters if not name.startswith('_') else ():
             values = vars(import_module(f'optkit.{chapter}'))
             if name not in values: continue

@@ -7,9 +7,9 @@ __all__ = ['is_out_of_memory', 'Probe', 'Peak', 'BatchPlan', 'find_batch_size', 
            'MemoryProbe', 'preserved']
 
 # %% ../nbs/30_batch_finder.ipynb #261d60e3
-import errno, gc, math, operator, random, sys, traceback
+import errno, gc, math, random, sys, traceback
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager, ExitStack
+from contextlib import contextmanager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -19,6 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from fastcore.basics import patch
+
+from .base import first_line, size
+from .cards import html_table
+from .store import checked_whole
 
 # %% ../nbs/30_batch_finder.ipynb #17c7fd03
 _OOM_MESSAGES = (
@@ -34,9 +38,10 @@ def is_out_of_memory(
     "Whether `exc` is a failed allocation: CUDA, driver, cuBLAS, cuDNN, NCCL, HIP, XPU, MPS or CPU"
     if isinstance(exc, (torch.OutOfMemoryError, MemoryError)): return True
     if isinstance(exc, OSError): return exc.errno == errno.ENOMEM
+    if not isinstance(exc, RuntimeError): return False
     text = str(exc).lower()
     no_handle = 'cublas_status_not_initialized' in text and 'cublascreate' in text
-    return isinstance(exc, RuntimeError) and (no_handle or any(message in text for message in _OOM_MESSAGES))
+    return no_handle or any(message in text for message in _OOM_MESSAGES)
 
 # %% ../nbs/30_batch_finder.ipynb #d4b35b0d
 def accumulation_for(
@@ -133,14 +138,6 @@ def predict_peak(
     if batch < min(p.batch for p in measured): return int(max(peak, 0))
     return int(max(peak, min(p.peak_bytes for p in measured) if line.split else line.least_bytes))
 
-# %% ../nbs/30_batch_finder.ipynb #df11aa9e
-class _Bracket(NamedTuple):
-    "What the search has narrowed the answer down to"
-    low: int # largest size that fits
-    high: int # smallest size that does not
-    near: int # rows within the tolerance of `low`
-    far: int # rows within the tolerance of `high`
-
 # %% ../nbs/30_batch_finder.ipynb #aaea6d5c
 def _step_factor(probes, budget):
     "How many times the tolerance to go beyond a tried size"
@@ -154,24 +151,23 @@ def _step_factor(probes, budget):
     return 4 ** max(0, wrong, streak(probes[n].fits == last.fits for n in earlier) - 3)
 
 # %% ../nbs/30_batch_finder.ipynb #92c628af
-def _above(probes, bracket, guess, budget):
+def _above(probes, low, near, guess, budget):
     "A size above all that were tried, which all fit"
-    beyond = bracket.low + bracket.near * _step_factor(probes, budget)
-    if guess is None: return max(bracket.low * (8 if budget else 2), beyond)
-    return max(min(guess - bracket.near // 2, 32 * bracket.low), beyond)
+    beyond = low + near * _step_factor(probes, budget)
+    if guess is None: return max(low * (8 if budget else 2), beyond)
+    return max(min(guess - near // 2, 32 * low), beyond)
 
 # %% ../nbs/30_batch_finder.ipynb #dd1b0892
-def _between(probes, bracket, guess, budget):
-    "A size inside the bracket: by the prediction, or its middle where there is none or a failure contradicts it"
-    low, high, near, far = bracket
+def _between(probes, low, high, near, far, guess, budget):
+    "A size between two: by the prediction, or their middle where there is none or a failure contradicts it"
     was_read = any(p.batch == high and p.peak_bytes for p in probes) # ran, over the budget: the prediction includes it
+    middle = (low + high) // 2
     if guess is None or guess >= (high + 4 * near if was_read else high):
-        wide = budget and (guess is None or high > 4 * low)
-        return math.isqrt(low * high) if wide else (low + high) // 2
+        return math.isqrt(low * high) if budget and (guess is None or high > 4 * low) else middle
     factor = _step_factor(probes, budget)
     size = guess - near // 2
     size = max(size, low + near * factor) if probes[-1].fits else min(size, high - far * factor)
-    return size if low < size < high else (low + high) // 2
+    return size if low < size < high else middle
 
 # %% ../nbs/30_batch_finder.ipynb #88a1ba1e
 def next_probe(
@@ -186,15 +182,12 @@ def next_probe(
     if not probes: return max(least, min(start, limit))
     low = max((p.batch for p in probes if p.fits), default=least - 1)
     high = min((p.batch for p in probes if not p.fits), default=limit + 1)
-    near, far = (max(1, int(tolerance * n)) for n in (low, high))
+    near, far = (max(1, int(tolerance * n)) for n in (low, high)) # rows within the tolerance of them
     if high - low <= near: return None
     if low < least: return max(least, high // (8 ** min(len(probes), 2) if budget else 2))
-    bracket, guess = _Bracket(low, high, near, far), predict_limit(probes, budget) if budget else None
-    if high > limit: return min(_above(probes, bracket, guess, budget), limit)
-    return min(max(_between(probes, bracket, guess, budget), low + near), max(high - near, low + 1))
-
-# %% ../nbs/30_batch_finder.ipynb #f4dc59ef
-def _gibibytes(value): return 'n/a' if value is None else f'{value / 2**30:.2f} GiB'
+    guess = predict_limit(probes, budget) if budget else None
+    if high > limit: return min(_above(probes, low, near, guess, budget), limit)
+    return min(max(_between(probes, low, high, near, far, guess, budget), low + near), max(high - near, low + 1))
 
 # %% ../nbs/30_batch_finder.ipynb #1d6e1645
 @dataclass(frozen=True)
@@ -214,14 +207,12 @@ class BatchPlan:
         step = f'{self.effective} rows a step = {self.accumulation} x {self.physical}'
         if self.longest: step += f' of up to {self.longest} tokens'
         if self.max_tokens: step = f'packed micro-batches of up to {self.max_tokens} tokens'
-        tensors = '' if self.allocated_bytes is None else f' ({_gibibytes(self.allocated_bytes)} in tensors)'
-        peak = _gibibytes(self.peak_bytes)
-        return f'BatchPlan: {step}, peak {peak}{tensors}, {len(self.tried)} probes. {self.reason}'
+        tensors = '' if self.allocated_bytes is None else f' ({size(self.allocated_bytes)} in tensors)'
+        return f'BatchPlan: {step}, peak {size(self.peak_bytes)}{tensors}, {len(self.tried)} probes. {self.reason}'
 
     def _repr_html_(self):
-        cells = lambda p: (p.batch, _gibibytes(p.peak_bytes), 'fits' if p.fits else escape(p.note))
-        rows = ''.join('<tr>' + ''.join(f'<td>{c}</td>' for c in cells(p)) + '</tr>' for p in self.tried)
-        return f'<p>{escape(repr(self))}</p><table><tr><th>batch</th><th>peak</th><th></th></tr>{rows}</table>'
+        rows = [(p.batch, f'{size(p.peak_bytes)}, {"fits" if p.fits else p.note}') for p in self.tried]
+        return f'<p>{escape(repr(self))}</p>' + html_table([('batch', 'peak'), *rows])
 
 # %% ../nbs/30_batch_finder.ipynb #c75d802c
 def _release_memory():
@@ -241,23 +232,21 @@ def _clear_frames(exc, outer):
 # %% ../nbs/30_batch_finder.ipynb #7bc974c3
 def _run_probe(probe, batch, budget):
     "Run `probe(batch)` once; anything that is no out-of-memory is raised again, without the tensors of its frames"
-    problem, outer = None, sys.exception()
+    problem, outer = '', sys.exception()
     try: peak = probe(batch)
     except BaseException as exc:
         _clear_frames(exc, outer)
         if not is_out_of_memory(exc): raise
-        problem = f'out of memory: {str(exc).splitlines()[0][:120]}'.rstrip('. ') if str(exc) else 'out of memory'
-    if problem is not None:
+        problem = f'out of memory: {first_line(exc, 120)}'.rstrip('. ') if str(exc) else 'out of memory'
+    if problem:
         for model, others in _PRESERVED: _drop_partial_state(model, others)
         _release_memory()
         return Probe(batch, None, False, problem)
     peak, *more = peak if isinstance(peak, tuple) else (peak,)
-    if peak is not None and not peak >= 0:
-        raise ValueError(f'the probe of {batch} rows returned {peak!r}, '
-                         'expected bytes from 0 on, or None where they cannot be read')
-    if budget and peak and peak > budget:
-        problem = f'{_gibibytes(peak)} is over the budget of {_gibibytes(budget)}'
-    return Probe(batch, peak, not problem, problem or '', *more)
+    if peak is not None and not peak >= 0: raise ValueError(
+        f'the probe of {batch} rows returned {peak!r}, expected bytes from 0 on, or None where they cannot be read')
+    if budget and peak and peak > budget: problem = f'{size(peak)} is over the budget of {size(budget)}'
+    return Probe(batch, peak, not problem, problem, *more)
 
 # %% ../nbs/30_batch_finder.ipynb #f1d0a002
 _PRESERVED = [] # models and what belongs to them, of the `preserved` blocks that are open
@@ -277,30 +266,30 @@ def _drop_partial_state(model, others):
 @contextmanager
 def exchange_nothing():
     "`DistributedDataParallel` models that are called inside compute alone"
-    from torch.nn.parallel import DistributedDataParallel
-    forward, flags = DistributedDataParallel.forward, {} # flags: of gradients and of buffers, by model
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    forward, flags, names = DDP.forward, {}, ('require_backward_grad_sync', 'require_forward_param_sync')
     def alone(self, *args, **kwargs):
-        gradients, buffers = flags.get(self, (False, False))
-        flags[self] = gradients or self.require_backward_grad_sync, buffers or self.require_forward_param_sync
-        self.require_backward_grad_sync = self.require_forward_param_sync = False
+        before = flags.setdefault(self, [False, False]) # of gradients and of buffers
+        for n, name in enumerate(names):
+            before[n] = before[n] or getattr(self, name)
+            setattr(self, name, False)
         return forward(self, *args, **kwargs)
-    DistributedDataParallel.forward = alone
+    DDP.forward = alone
     try: yield
     finally:
-        DistributedDataParallel.forward = forward
-        for model, (gradients, buffers) in flags.items():
-            model.require_backward_grad_sync = gradients
-            model.require_forward_param_sync = buffers
+        DDP.forward = forward
+        for model, before in flags.items():
+            for name, flag in zip(names, before): setattr(model, name, flag)
 
 # %% ../nbs/30_batch_finder.ipynb #711db073
-def worst(
+def merge_rank_probes(
     probes: list[Probe] # of all ranks, at the same size
 ) -> Probe:
     "One probe for all ranks: it fits where all fit, and has the most bytes"
-    most = lambda name: max((b for p in probes if (b := getattr(p, name)) is not None), default=None)
     notes = [f'rank {n}: {p.note}' for n, p in enumerate(probes) if not p.fits]
-    bytes_ = {n: most(n) for n in ('peak_bytes', 'allocated_bytes', 'activation_bytes', 'resident_bytes')}
-    return Probe(probes[0].batch, fits=not notes, note='; '.join(notes), **bytes_)
+    most = {name: max((b for p in probes if (b := getattr(p, name)) is not None), default=None)
+            for name in Peak._fields}
+    return Probe(probes[0].batch, fits=not notes, note='; '.join(notes), **most)
 
 # %% ../nbs/30_batch_finder.ipynb #f1d0a005
 class _RankGroup:
@@ -311,9 +300,8 @@ class _RankGroup:
         from torch import distributed
         self.key, self.patience = (ranks, patience), patience
         if self.key in self.groups: return
-        members = distributed.get_process_group_ranks(ranks)
-        self.groups[self.key] = distributed.new_group(members, timedelta(seconds=patience), 'gloo',
-                                                      use_local_synchronization=True)
+        members, wait = distributed.get_process_group_ranks(ranks), timedelta(seconds=patience)
+        self.groups[self.key] = distributed.new_group(members, wait, 'gloo', use_local_synchronization=True)
 
     def gather(self, answer, when):
         "The answers of all ranks, in their order. Raises `RuntimeError` where one does not answer."
@@ -333,10 +321,9 @@ class _RankGroup:
 def agree(self: _RankGroup, capacity, **settings):
     "The smallest capacity. Raises `ValueError` where the ranks do not ask for the same."
     answers = self.gather((capacity, settings), 'at the start of the search')
-    first = answers[0][1]
     for n, (_, other) in enumerate(answers):
-        if other != first: raise ValueError(
-            f'ranks ask for different searches: rank 0 {first}, rank {n} {other}; give all of them the same')
+        if other != answers[0][1]: raise ValueError(f'ranks ask for different searches: rank 0 {answers[0][1]}, '
+                                                    f'rank {n} {other}; give all of them the same')
     return min((c for c, _ in answers if c), default=None)
 
 # %% ../nbs/30_batch_finder.ipynb #847660d9
@@ -354,19 +341,7 @@ def run_probe(self: _RankGroup, probe, batch, budget):
     if error is not None: raise error
     failed = [f'rank {n}: {a}' for n, a in enumerate(answers) if isinstance(a, str)]
     if failed: raise RuntimeError(f'a probe of {batch} failed elsewhere: {"; ".join(failed)}')
-    return worst(answers)
-
-# %% ../nbs/30_batch_finder.ipynb #56bb276c
-def _check_whole(least=1, **values):
-    "Raise `ValueError` for what is no whole number of at least `least`"
-    for name, value in values.items():
-        if not hasattr(value, '__index__') or operator.index(value) < least:
-            raise ValueError(f'{name} is {value!r}, expected a whole number of at least {least}')
-
-# %% ../nbs/30_batch_finder.ipynb #18cf8a95
-def _check_share(**values):
-    for name, value in values.items():
-        if not 0 <= value < 1: raise ValueError(f'{name} is {value}, expected a share from 0 up to 1')
+    return merge_rank_probes(answers)
 
 # %% ../nbs/30_batch_finder.ipynb #f1d0a006
 def _even_parts(best, tried, effective, run_probe):
@@ -383,9 +358,15 @@ def _even_parts(best, tried, effective, run_probe):
 # %% ../nbs/30_batch_finder.ipynb #0f5e1556
 def _reason(best, tried, limit, budget):
     over = [p.batch for p in tried if not p.fits and p.batch > best.batch]
-    peak = f' at {_gibibytes(best.peak_bytes)} of {_gibibytes(budget)}' if best.peak_bytes and budget else ''
-    return f'{best.batch} rows ran{peak}; ' + (
-        f'{min(over)} did not fit' if over else f'more than {limit} was not asked for')
+    peak = f' at {size(best.peak_bytes)} of {size(budget)}' if best.peak_bytes and budget else ''
+    end = f'{min(over)} did not fit' if over else f'more than {limit} was not asked for'
+    return f'{best.batch} rows ran{peak}; {end}'
+
+# %% ../nbs/30_batch_finder.ipynb #ef6f4c21
+def _preserved_for(probe):
+    model = getattr(probe, 'model', None)
+    if not isinstance(model, torch.nn.Module): return nullcontext()
+    return preserved(model, getattr(probe, 'optimizer', None))
 
 # %% ../nbs/30_batch_finder.ipynb #609a269a
 def find_batch_size(
@@ -404,32 +385,26 @@ def find_batch_size(
     """The largest physical batch that ran within the budget. Raises `MemoryError` when one row does not fit,
     `RuntimeError` when another rank failed or does not answer. The search restores what the probe trains
     if the probe has its `model` (and `optimizer`); else wrap the search in `preserved`."""
-    search = dict(effective=effective, start=start, limit=limit, headroom=headroom, tolerance=tolerance, least=least)
-    with ExitStack() as stack:
-        if isinstance(model := getattr(probe, 'model', None), torch.nn.Module):
-            stack.enter_context(preserved(model, getattr(probe, 'optimizer', None)))
-        return _search(probe, capacity, longest, ranks, patience, **search)
-
-# %% ../nbs/30_batch_finder.ipynb #90585c81
-def _search(probe, capacity, longest, ranks, patience, *, effective, start, limit, headroom, tolerance, least):
-    "`find_batch_size` of a probe that puts back what it trains"
     if tolerance is None: tolerance = .01 if capacity else 0.
-    _check_whole(start=start, limit=limit, least=least, **({} if effective is None else dict(effective=effective)))
-    _check_share(headroom=headroom, tolerance=tolerance)
-    limit, run_probe = max(least, min(limit, effective or limit)), _run_probe
+    for name, value in dict(start=start, limit=limit, least=least, effective=effective).items():
+        if value is not None: checked_whole(name, value, 1)
+    for name, value in dict(headroom=headroom, tolerance=tolerance).items():
+        if not 0 <= value < 1: raise ValueError(f'{name} is {value}, expected a share from 0 up to 1')
+    limit, run_probe, tried = max(least, min(limit, effective or limit)), _run_probe, []
     if ranks is not None:
         group = _RankGroup(ranks, patience)
         capacity = group.agree(capacity, effective=effective, start=start, limit=limit, headroom=headroom,
                                tolerance=tolerance, least=least)
         run_probe = group.run_probe
-    budget, tried = capacity * (1 - headroom) if capacity else None, []
-    while (batch := next_probe(tried, start, limit, budget, tolerance, least)) is not None:
-        tried.append(run_probe(probe, batch, budget))
-    best = max((p for p in tried if p.fits), key=lambda p: p.batch, default=None)
-    if best is None: raise MemoryError(f'one row of {longest or "the longest"} tokens does not fit: '
-                                       f'{tried[-1].note}. Shorten the rows or use a smaller model')
-    effective = effective or best.batch
-    chosen, accumulation = _even_parts(best, tried, effective, lambda size: run_probe(probe, size, budget))
+    budget = capacity * (1 - headroom) if capacity else None
+    with _preserved_for(probe):
+        while (batch := next_probe(tried, start, limit, budget, tolerance, least)) is not None:
+            tried.append(run_probe(probe, batch, budget))
+        best = max((p for p in tried if p.fits), key=lambda p: p.batch, default=None)
+        if best is None: raise MemoryError(f'one row of {longest or "the longest"} tokens does not fit: '
+                                           f'{tried[-1].note}. Shorten the rows or use a smaller model')
+        effective = effective or best.batch
+        chosen, accumulation = _even_parts(best, tried, effective, lambda rows: run_probe(probe, rows, budget))
     return BatchPlan(chosen.batch, accumulation, effective, longest, tuple(tried), chosen.peak_bytes,
                      _reason(best, tried, limit, budget), allocated_bytes=chosen.allocated_bytes)
 
@@ -443,7 +418,7 @@ def find_max_tokens(
 ) -> BatchPlan: # `max_tokens` is the answer, its probes count blocks of `multiple` tokens
     """The largest packed micro-batch that ran within the budget. Raises `MemoryError` when the longest row does not
     fit, `ValueError` when the limit does not hold it."""
-    _check_whole(longest=longest, multiple=multiple, limit=limit)
+    for name, value in dict(longest=longest, multiple=multiple, limit=limit).items(): checked_whole(name, value, 1)
     least = math.ceil(longest / multiple)
     if limit < least * multiple: raise ValueError(
         f'limit is {limit} tokens, but the longest row of {longest} needs {least * multiple} in blocks of {multiple}; '
@@ -464,7 +439,7 @@ def find_batch_table(
 ) -> dict[int, BatchPlan]: # by length, ascending
     "The largest physical batch for rows of each length"
     plans, start, lengths = {}, kwargs.pop('start', 8), sorted(set(lengths), reverse=True)
-    for length in lengths: _check_whole(length=length)
+    for length in lengths: checked_whole('length', length, 1)
     for length, shorter in zip(lengths, [*lengths[1:], None]):
         plan = plans[length] = find_batch_size(probe_at(length), effective, start=start, longest=length, **kwargs)
         best = max(p.batch for p in plan.tried if p.fits)
@@ -533,9 +508,10 @@ def _map_tensors(value, change):
     "`value` with its tensors changed, at any depth"
     if isinstance(value, torch.Tensor): return change(value)
     if isinstance(value, dict): return {k: _map_tensors(v, change) for k, v in value.items()}
-    if not isinstance(value, (list, tuple)): return value
-    values = [_map_tensors(v, change) for v in value]
-    return type(value)(*values) if hasattr(value, '_fields') else type(value)(values)
+    return _like(value, [_map_tensors(v, change) for v in value]) if isinstance(value, (list, tuple)) else value
+
+def _like(sequence, values): # a list, tuple or named tuple
+    return type(sequence)(*values) if hasattr(sequence, '_fields') else type(sequence)(values)
 
 # %% ../nbs/30_batch_finder.ipynb #7f20f3d6
 def _to_host(value): return _map_tensors(value, lambda t: t.detach().to('cpu', copy=True))
@@ -554,8 +530,7 @@ def _restored(saved, current=None):
         return {k: _restored(v, current.get(k)) for k, v in saved.items()}
     if not isinstance(saved, (list, tuple)): return saved
     current = current if isinstance(current, (list, tuple)) else ()
-    values = [_restored(v, current[n] if n < len(current) else None) for n, v in enumerate(saved)]
-    return type(saved)(*values) if hasattr(saved, '_fields') else type(saved)(values)
+    return _like(saved, [_restored(v, current[n] if n < len(current) else None) for n, v in enumerate(saved)])
 
 # %% ../nbs/30_batch_finder.ipynb #f1d0a008
 def _model_restorers(model):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from .base import InputError, read_json, seconds_of, size, write_json
+from .base import error_line, InputError, read_json, seconds_of, size, write_json
 from .cards import Hardware
 from .hardware import detect
 from .records import provenance, results_folder
@@ -50,12 +50,6 @@ def facts_of(bench: Bench) -> dict: # arguments of `problem`
                 packages={name: why for name, why in problems.items() if why},
                 compiler=any(map(shutil.which, ('g++', 'c++', 'clang++', 'cl'))),
                 model=type(model).__name__, half=next(model.parameters()).dtype != torch.float32)
-
-# %% ../nbs/74_bench.ipynb #5fc0c4b2
-def error_line(exc: Exception) -> str:
-    "Type and first line of an exception"
-    first = (str(exc).strip().splitlines() or [''])[0]
-    return f'{type(exc).__name__}: {first[:200]}'
 
 # %% ../nbs/74_bench.ipynb #ef7739b5
 def _device_responds(device):

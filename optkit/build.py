@@ -14,14 +14,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from .base import Choice, InputError
+from .base import Choice, first_line, InputError
 from .precision import choose_precision, held_format, set_attention, text_config, tf32_set
 from .table import IGNORED
 from .store import TokenStore
+from .steps import Layout
 from .augment import check_augment
 from .models import seeded
 from .engine import Engine
-from .sizes import plan_batch, plan_evaluation, plan_table, plan_tokens
+from .sizes import plan_evaluation
 from .fast import FastEngine
 from .metrics import check_metric
 from .config import TrainConfig
@@ -30,14 +31,15 @@ from .config import TrainConfig
 def _drawn(model, unmarked=()): # names to take where no weight has a mark: without a checkpoint, or in a deep copy
     "Names of the weights that no checkpoint gave; transformers marks each one that it loads"
     plain = {n: p for n, p in model.named_parameters() if p.is_floating_point() and type(p.data) is torch.Tensor}
-    found = {n for n, p in plain.items() if not getattr(p, '_is_hf_initialized', False)}
-    return found if len(found) < len(plain) else {*unmarked}
+    drawn = {n for n, p in plain.items() if not getattr(p, '_is_hf_initialized', False)}
+    return drawn if len(drawn) < len(plain) else {*unmarked}
 
 def _topmost(module, names, path=''):
     "The outermost modules below `module` whose weights are all among `names`, or that hold one of them directly"
-    own, at = {f'{path}{n}' for n, _ in module.named_parameters()}, path.removesuffix('.')
-    if at and own and (own <= names or any(f'{path}{n}' in names for n in module._parameters)): return [at]
-    return [found for name, child in module.named_children() for found in _topmost(child, names, f'{path}{name}.')]
+    weights = {f'{path}{n}' for n, _ in module.named_parameters()}
+    whole = weights and (weights <= names or any(f'{path}{n}' in names for n in module._parameters))
+    if path and whole: return [path.removesuffix('.')]
+    return [top for name, child in module.named_children() for top in _topmost(child, names, f'{path}{name}.')]
 
 # %% ../nbs/44_build.ipynb #b9eb41a4
 def new_layers(
@@ -52,7 +54,8 @@ def new_layers(
     return _topmost(model, names)
 
 # %% ../nbs/44_build.ipynb #3ec59f19
-_PEFT_TASKS = dict(ForSequenceClassification='SEQ_CLS', ForTokenClassification='TOKEN_CLS', ForCausalLM='CAUSAL_LM', LMHeadModel='CAUSAL_LM')
+_PEFT_TASKS = dict(ForSequenceClassification='SEQ_CLS', ForTokenClassification='TOKEN_CLS', ForCausalLM='CAUSAL_LM',
+                   LMHeadModel='CAUSAL_LM')
 
 def with_adapter(
     model, # of transformers
@@ -60,30 +63,51 @@ def with_adapter(
 ): # of peft; the weights of `model` are frozen, but for those of `new_layers`
     "The model under a LoRA or DoRA adapter. Raises `InputError` where peft cannot make one."
     if config.adapter is None: return _check_adapter(model)
+    kind = type(model).__name__
     if hasattr(model, 'peft_config'):
-        raise InputError(f'{type(model).__name__} is under an adapter already; leave adapter out to train that one')
+        raise InputError(f'{kind} is under an adapter already; leave adapter out to train that one')
     try: from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
-    except ImportError as exc: raise InputError(f'adapter {config.adapter!r} needs peft ({exc}); run: pip install "optkit[peft]"') from None
-    whole = new_layers(model)
-    if getattr(model, 'is_quantized', False): model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    task = next((t for end, t in _PEFT_TASKS.items() if type(model).__name__.endswith(end)), None)
-    targets = config.adapter_targets if isinstance(config.adapter_targets, str) else [*config.adapter_targets]
-    settings = LoraConfig(r=config.adapter_rank, lora_alpha=config.adapter_alpha, lora_dropout=config.adapter_dropout,
-                          target_modules=targets, use_dora=config.adapter == 'dora', task_type=task, modules_to_save=whole or None)
+    except ImportError as exc:
+        raise InputError(f'adapter {config.adapter!r} needs peft ({exc}); run: pip install "optkit[peft]"') from None
+    settings = LoraConfig(
+        r=config.adapter_rank, lora_alpha=config.adapter_alpha, lora_dropout=config.adapter_dropout,
+        target_modules=config.adapter_targets if isinstance(config.adapter_targets, str) else [*config.adapter_targets],
+        use_dora=config.adapter == 'dora', modules_to_save=new_layers(model) or None,
+        task_type=next((task for end, task in _PEFT_TASKS.items() if kind.endswith(end)), None))
+    if getattr(model, 'is_quantized', False):
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     with seeded(config.seed, model):
         try: return get_peft_model(model, settings)
         except (ValueError, TypeError) as exc:
-            why = str(exc).splitlines()[0][:200]
-            raise InputError(f'no {config.adapter} adapter for {type(model).__name__}: {why}') from None
+            raise InputError(f'no {config.adapter} adapter for {kind}: {first_line(exc, 200)}') from None
 
 # %% ../nbs/44_build.ipynb #094101bb
 def _check_adapter(model):
     "The model; a warning where it is under an adapter that leaves out what the base checkpoint does not hold"
     frozen = {n for n, p in model.named_parameters() if not p.requires_grad and '.original_module.' not in n}
     if hasattr(model, 'peft_config') and (lost := sorted(_drawn(model) & frozen)):
-        warnings.warn(f'{lost[0]} is in neither the base checkpoint nor the adapter, so a saved model will not give these '
-                      f'answers again; name its layer in modules_to_save', stacklevel=3)
+        warnings.warn(f'{lost[0]} is in neither the base checkpoint nor the adapter, so a saved model will not give '
+                      f'these answers again; name its layer in modules_to_save', stacklevel=3)
     return model
+
+# %% ../nbs/44_build.ipynb #0f69c9ba
+def _check_trainable(model):
+    "Raise `InputError` for what cannot train: quantised weights"
+    if getattr(model, 'is_quantized', False) and not hasattr(model, 'peft_config'):
+        raise InputError("a model loaded in 8 or 4 bits trains under an adapter only: adapter='lora'")
+    for name, p in model.named_parameters():
+        if p.requires_grad and (not p.is_floating_point() or type(p.data) is not torch.Tensor):
+            raise InputError(f'{name} is quantised and cannot train; load the model with that layer left out '
+                             '(modules_to_not_convert, llm_int8_skip_modules)')
+
+def _precision_of(config, model, hardware):
+    "The formats that a configuration asks for, or those of the machine"
+    precision = choose_precision(
+        hardware, prefer=config.precision, tf32=config.tf32, weights=config.weights, fp8=config.fp8,
+        compiled=bool(config.compile), deterministic=config.deterministic, held=held_format(model),
+        model=model if config.fp8 or config.cudnn_benchmark else None)
+    if config.cudnn_benchmark is None: return precision
+    return replace(precision, cudnn_benchmark=Choice(config.cudnn_benchmark, 'asked for'))
 
 # %% ../nbs/44_build.ipynb #77b0f78c
 def make_engine(
@@ -92,23 +116,23 @@ def make_engine(
     hardware, # see `hardware.detect`
     **kwargs # further ones of `Engine`: ranks, votes
 ) -> Engine:
-    "The engine that a configuration asks for, on this machine. Raises `InputError` or `ValueError` for what the model or the machine cannot do."
-    if not hasattr(model, 'config'): raise InputError(f'{type(model).__name__} is no model of transformers (it has no config); load one with from_pretrained')
+    """The engine that a configuration asks for, on this machine.
+    Raises `InputError` or `ValueError` for what the model or the machine cannot do."""
+    if not hasattr(model, 'config'): raise InputError(
+        f'{type(model).__name__} is no model of transformers (it has no config); load one with from_pretrained')
     if config.attention:
         try: set_attention(model, config.attention)
         except ValueError as exc: raise InputError(str(exc)) from None
     model = with_adapter(model, config)
     if config.channels_last: model.to(memory_format=torch.channels_last)
-    if getattr(model, 'is_quantized', False) and not hasattr(model, 'peft_config'): raise InputError("a model loaded in 8 or 4 bits trains under an adapter only: adapter='lora'")
-    if stuck := [n for n, p in model.named_parameters() if p.requires_grad and (not p.is_floating_point() or type(p.data) is not torch.Tensor)]:
-        raise InputError(f'{stuck[0]} is quantised and cannot train; load the model with that layer left out (modules_to_not_convert, llm_int8_skip_modules)')
-    precision = choose_precision(hardware, prefer=config.precision, tf32=config.tf32, weights=config.weights, fp8=config.fp8, compiled=bool(config.compile), deterministic=config.deterministic,
-                                 model=model if config.fp8 or config.cudnn_benchmark else None, held=held_format(model))
-    if config.cudnn_benchmark is not None: precision = replace(precision, cudnn_benchmark=Choice(config.cudnn_benchmark, 'asked for'))
-    kind = partial(FastEngine, at_once=config.physical_batch or 64, graphs=config.graphs) if config.fast else partial(Engine, compile=config.compile)
-    engine = kind(model, precision, fused=config.fused, zero_grad_none=config.zero_grad_none, max_grad_norm=config.max_grad_norm,
-                  label_smoothing=config.label_smoothing, optimizer=config.optimizer, checkpointing=config.checkpointing, ema=config.ema, **kwargs)
-    engine.peak = (hardware.gpu.peak or {}).get(precision.seen) if hardware.gpu and hardware.device == 'cuda' else None # FLOP/s, for MFU
+    _check_trainable(model)
+    precision = _precision_of(config, model, hardware)
+    if config.fast: kind = partial(FastEngine, at_once=config.physical_batch or 64, graphs=config.graphs)
+    else: kind = partial(Engine, compile=config.compile)
+    names = 'fused', 'zero_grad_none', 'max_grad_norm', 'label_smoothing', 'optimizer', 'checkpointing', 'ema'
+    engine = kind(model, precision, **{name: getattr(config, name) for name in names}, **kwargs)
+    on_gpu = hardware.gpu and hardware.device == 'cuda'
+    engine.peak = (hardware.gpu.peak or {}).get(precision.seen) if on_gpu else None # FLOP/s, for MFU
     return engine
 
 # %% ../nbs/44_build.ipynb #83aca7d9
@@ -119,88 +143,82 @@ def plan_sizes(
     effective: int | None = None, # rows of the largest optimizer step; None: that of the configuration
     headroom: float = .02, # share of the card's memory that stays free
     limit: int | None = None # largest number of rows to try; None: see `plan_batch`
-) -> tuple[TrainConfig, list, object]: # with sizes; decisions, each (what, `Choice`); the `BatchPlan` of training, if one was measured
+) -> tuple[TrainConfig, list, object]: # with sizes; decisions, (what, `Choice`); `BatchPlan` of training, if measured
     "Measure the sizes that a configuration leaves open; the engine stays as it was"
-    c, effective, plan, decisions = config, effective or config.effective_batch, None, []
-    if own := engine.own_cut(): return c, [('physical batch', own)], None
-    if c.layout == 'packed' and c.max_tokens is None:
-        longest = int(store.lengths.max())
-        most = max(-(-longest // 64) * 64, min(2**18 if engine.device.type == 'cuda' else 4096, -(-effective * longest // 64) * 64)) # no step holds more
-        plan = plan_tokens(engine, store, headroom, most, effective=effective)
-        c = replace(c, max_tokens=plan.max_tokens)
-        decisions.append(('tokens of a pack', Choice(plan.max_tokens, plan.reason)))
-    elif c.layout != 'packed' and c.physical_batch is None:
-        plan = plan_batch(engine, store, effective, headroom, limit, layout=c.layout)
-        c = replace(c, physical_batch=plan.physical)
-        decisions.append(('physical batch', Choice(plan.physical, f'accumulation {plan.accumulation} for {effective} rows a step; {plan.reason}')))
-        if c.layout in ('sorted', 'grouped') and c.batch_table is None:
-            table = _rows_by_length(engine, store, plan, effective, headroom, limit)
-            c = replace(c, batch_table=table.value)
-            decisions.append(('rows by length', table))
-    found = plan_evaluation(engine, store, headroom, limit or (512 if engine.device.type == 'cuda' else None))
-    decisions.append(('rows at once in evaluation', Choice(found.physical, f'forward only, {found.reason}')))
-    return replace(c, eval_batch=found.physical), decisions, plan
+    c, effective = config, effective or config.effective_batch
+    if choice := engine.own_cut(): return c, [('physical batch', choice)], None
+    layout, decisions, plan = Layout.from_config(c).fitted(engine, store, effective, headroom, limit)
+    c = replace(c, physical_batch=layout.rows, max_tokens=layout.tokens, batch_table=layout.table)
+    evaluation = plan_evaluation(engine, store, headroom, limit or (512 if engine.device.type == 'cuda' else None))
+    decisions.append(('rows at once in evaluation', Choice(evaluation.physical, f'forward only, {evaluation.reason}')))
+    return replace(c, eval_batch=evaluation.physical), decisions, plan
 
-# %% ../nbs/44_build.ipynb #647eeb42
-def _rows_by_length(engine, store, plan, effective, headroom, limit):
-    "A table of rows for shorter lengths, where a step of the longest rows has to be cut"
-    if plan.accumulation == 1: return Choice(None, f'a whole step of {plan.effective} of the longest rows fits')
-    lengths = sorted({int(min(-(-np.quantile(store.lengths, q, method='higher') // 8) * 8, plan.longest)) for q in (.25, .5, .75)} - {plan.longest})
-    if not lengths: return Choice(None, 'most rows are as long as the longest')
-    plans = plan_table(engine, store, tuple(lengths), effective, headroom, limit)
-    table = tuple((tokens, max(p.batch for p in found.tried if p.fits)) for tokens, found in plans.items())
-    if all(rows <= plan.physical for _, rows in table): return Choice(None, f'shorter rows let no more than {plan.physical} through')
-    return Choice(tuple((tokens, max(rows, plan.physical)) for tokens, rows in table), f'{plan.physical} of the longest rows fit, of shorter ones more: ' + ', '.join(f'{rows} of up to {tokens} tokens' for tokens, rows in table))
+# %% ../nbs/44_build.ipynb #a94fd40c
+def _check_rows(train, valid, count):
+    "Raise `InputError` for what are no row numbers of a store of so many rows"
+    given = dict(train=train) if valid is None else dict(train=train, evaluate=valid)
+    for name, rows in given.items():
+        if np.ndim(rows) != 1 or len(rows) and np.asarray(rows).dtype.kind not in 'iu': raise InputError(
+            f'rows to {name}: expected a list of row numbers, found {np.ndim(rows)} dimensions of '
+            f'{np.asarray(rows).dtype}; for a mask pass np.flatnonzero(mask)')
+    if not all(map(len, given.values())): raise InputError(
+        f'{len(train)} rows to train on and {len(given.get("evaluate", ()))} to evaluate on; '
+        'expected at least one of each')
+    for name, rows in given.items():
+        if np.min(rows) < 0 or np.max(rows) >= count: raise InputError(
+            f'rows to {name} go from {np.min(rows)} to {np.max(rows)}, the store has {count} (0 to {count - 1})')
 
-# %% ../nbs/44_build.ipynb #a48e0175
-def check_run(
-    engine: Engine, store: TokenStore, config: TrainConfig,
-    train: np.ndarray, valid: np.ndarray | None, # row numbers
-    custom: Callable | None = None # see `metrics.score`
-):
-    "Raise `InputError` where rows, labels, model and configuration do not fit together"
-    for name, rows in (('train', train), ('evaluate', valid)):
-        if rows is not None and (np.ndim(rows) != 1 or len(rows) and np.asarray(rows).dtype.kind not in 'iu'):
-            raise InputError(f'rows to {name}: expected a list of row numbers, found {np.ndim(rows)} dimensions of {np.asarray(rows).dtype}; for a mask pass np.flatnonzero(mask)')
-    if not len(train) or valid is not None and not len(valid): raise InputError(f'{len(train)} rows to train on and {len(valid) if valid is not None else 0} to evaluate on; expected at least one of each')
-    for name, rows in (('train', train), ('evaluate', valid)):
-        if rows is not None and (np.min(rows) < 0 or np.max(rows) >= len(store)): raise InputError(f'rows to {name} go from {np.min(rows)} to {np.max(rows)}, the store has {len(store)} (0 to {len(store) - 1})')
-    if valid is not None: check_metric(config.metric, store.task, custom)
-    if valid is not None and (both := np.isin(valid, train).sum()): warnings.warn(f'{both} of the {len(valid)} rows to evaluate on are also trained on, so the score says little about new rows', stacklevel=2)
-    if valid is not None and config.metric == 'auroc': _check_auroc(engine, store, valid)
-    if store.task in ('regression', 'multilabel') and config.label_smoothing: raise InputError(f'label_smoothing is for classes, the task is {store.task}; leave it at 0')
-    check_augment(config.augment, config.augment_by, store, engine.device.type)
-    if store.task in ('regression', 'causal') and config.class_weights is not None: raise InputError(f'class_weights are for classes, the task is {store.task}; leave them out')
-    if not any(p.requires_grad for p in engine.model.parameters()): raise InputError(f'no weight of {type(engine.model).__name__} trains, all are frozen; let some require gradients, or take an adapter')
-    _check_head(engine.model, store)
-    engine._check(store)
-    if store.task == 'causal': _check_ahead(engine, store)
+# %% ../nbs/44_build.ipynb #eb6529e3
+def _mismatches(engine, store, config, train):
+    "(whether a setting does not fit the task, the model or the rows, message) pairs"
+    task, numbers = store.task, store.task in ('regression', 'causal')
+    yield (config.label_smoothing and task in ('regression', 'multilabel'),
+           f'label_smoothing is for classes, the task is {task}; leave it at 0')
+    yield (config.class_weights is not None and numbers,
+           f'class_weights are for classes, the task is {task}; leave them out')
+    yield (not any(p.requires_grad for p in engine.model.parameters()),
+           f'no weight of {type(engine.model).__name__} trains, all are frozen; '
+           'let some require gradients, or take an adapter')
     ranks = 1 if engine.ranks is None else torch.distributed.get_world_size(engine.ranks)
-    if config.effective_batch < ranks: raise InputError(f'effective_batch is {config.effective_batch}, fewer than the {ranks} ranks that share a step')
-    if config.layout == 'packed' and config.max_tokens and config.max_tokens < (longest := int(store.lengths[train].max())): raise InputError(f'max_tokens is {config.max_tokens}, but a row has {longest} tokens; raise it')
+    yield (config.effective_batch < ranks,
+           f'effective_batch is {config.effective_batch}, fewer than the {ranks} ranks that share a step')
+    longest = int(store.lengths[train].max())
+    yield (config.layout == 'packed' and config.max_tokens and config.max_tokens < longest,
+           f'max_tokens is {config.max_tokens}, but a row has {longest} tokens; raise it')
 
-# %% ../nbs/44_build.ipynb #a48e0176
+# %% ../nbs/44_build.ipynb #031cbaf8
 def _check_auroc(engine, store, valid):
-    found, head = engine.answers(store, valid), int(engine.model.config.num_labels)
-    seen = int(((found > 0).any(0) & (found <= 0).any(0)).sum()) if store.task == 'multilabel' else len(found.unique())
-    if seen < head: raise InputError(f'auroc is not defined on these {len(valid)} rows: {seen} of the {head} labels ' + ('are there in some of them and not in others' if store.task == 'multilabel' else 'are among them') + '; choose another metric or other rows')
+    answers, head = engine.answers(store, valid), int(engine.model.config.num_labels)
+    several = store.task == 'multilabel'
+    if several: defined = int(((answers > 0).any(0) & (answers <= 0).any(0)).sum())
+    else: defined = len(answers.unique())
+    where = 'are there in some of them and not in others' if several else 'are among them'
+    if defined < head: raise InputError(
+        f'auroc is not defined on these {len(valid)} rows: {defined} of the {head} labels {where}; '
+        'choose another metric or other rows')
 
 def _check_head(model, store):
-    head = int(text_config(model).vocab_size if store.task == 'causal' else model.config.num_labels)
-    if store.task == 'regression': found = store.labels.shape[1] if store.labels.ndim > 1 else 1
-    elif store.task == 'multilabel': found = store.labels.shape[1]
+    "Raise `InputError` where a head has too few outputs for the labels, or too many"
+    head, exact = model.config.num_labels, store.task in ('regression', 'multilabel')
+    if store.task == 'causal': head = text_config(model).vocab_size
+    if exact: outputs = store.labels.shape[1] if store.labels.ndim > 1 else 1
     else:
-        found, real = int(store.labels.max().item()) + 1, store.labels[store.labels != IGNORED] if store.targets is not None else store.labels
-        if (least := int(real.min().item())) < 0: raise InputError(f'the labels hold {least}, expected class numbers from 0 on' + (f' (or {IGNORED} for a token without one)' if store.targets is not None else ''))
-    if found > head or store.task in ('regression', 'multilabel') and found != head:
-        raise InputError(f'the labels need {found} outputs, but the head of {type(model).__name__} has {head}; load the model with num_labels={found}')
+        outputs, per_token = int(store.labels.max().item()) + 1, store.targets is not None
+        classes = store.labels[store.labels != IGNORED] if per_token else store.labels
+        if (least := int(classes.min().item())) < 0: raise InputError(
+            f'the labels hold {least}, expected class numbers from 0 on'
+            + (f' (or {IGNORED} for a token without one)' if per_token else ''))
+    if outputs > int(head) or exact and outputs != int(head): raise InputError(
+        f'the labels need {outputs} outputs, but the head of {type(model).__name__} has {int(head)}; '
+        f'load the model with num_labels={outputs}')
 
 # %% ../nbs/44_build.ipynb #a8fcc1eb
 @torch.no_grad()
 def _check_ahead(engine, store):
     "Refuse a language model that sees what it is to predict: another last token must not change what comes before it"
     model, row = engine.model, store.tokens[:store.offsets[1]][:16].to(engine.device, torch.int64)
-    rows, training = torch.stack([row, torch.cat([row[:-1], (row[-1:] + 1) % (row.max() + 1)])]), model.training
+    rows, training = row.repeat(2, 1), model.training
+    rows[1, -1] = (row[-1] + 1) % (row.max() + 1)
     model.eval()
     try:
         with tf32_set(False): logits = model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
@@ -208,22 +226,45 @@ def _check_ahead(engine, store):
     one, two = logits[:, :-1].float()
     rounding = 1e-4 if next(model.parameters()).dtype in (torch.float32, torch.float64) else 3e-2
     if len(row) > 1 and ((one - two).abs().max() > rounding * one.abs().max()).item():
-        raise InputError(f'{type(model).__name__} sees the tokens after the one that it predicts, so its loss would say '
-                         'nothing; load it as a decoder (is_decoder=True) or take a causal model')
+        raise InputError(f'{type(model).__name__} sees the tokens after the one that it predicts, so its loss would '
+                         'say nothing; load it as a decoder (is_decoder=True) or take a causal model')
+
+# %% ../nbs/44_build.ipynb #b95eb09e
+def check_run(
+    engine: Engine, store: TokenStore, config: TrainConfig,
+    train: np.ndarray, valid: np.ndarray | None, # row numbers
+    custom: Callable | None = None # see `metrics.score`
+):
+    "Raise `InputError` where rows, labels, model and configuration do not fit together"
+    _check_rows(train, valid, len(store))
+    if valid is not None:
+        check_metric(config.metric, store.task, custom)
+        if both := np.isin(valid, train).sum():
+            warnings.warn(f'{both} of the {len(valid)} rows to evaluate on are also trained on, so the score says '
+                          'little about new rows', stacklevel=2)
+        if config.metric == 'auroc': _check_auroc(engine, store, valid)
+    check_augment(config.augment, config.augment_by, store, engine.device.type)
+    for wrong, message in _mismatches(engine, store, config, train):
+        if wrong: raise InputError(message)
+    _check_head(engine.model, store)
+    engine._check(store)
+    if store.task == 'causal': _check_ahead(engine, store)
 
 # %% ../nbs/44_build.ipynb #ba06a2df
 def balanced_weights(
     store: TokenStore, rows: np.ndarray # row numbers to train on
 ) -> tuple[float, ...]: # one a class; 0 for a class without rows
-    "Weights under which each class counts alike: all / (classes * rows of the class), as scikit-learn has it. With several classes at once: negatives / positives."
-    if store.task == 'multilabel':
-        positives = (labels := store.labels.cpu().numpy()[rows]).sum(0)
-        return tuple(((len(labels) - positives) / np.maximum(positives, 1)).tolist())
+    """Weights under which each class counts alike: all / (classes * rows of the class), as scikit-learn has it.
+    With several classes at once: negatives / positives."""
     labels = store.labels.cpu().numpy()
-    if store.targets is not None:
-        ends = np.concatenate([[0], np.cumsum(store.lengths)])
-        labels = np.concatenate([labels[ends[r]:ends[r + 1]] for r in rows])
+    if store.task == 'multilabel':
+        positives = labels[rows].sum(0)
+        return tuple(((len(rows) - positives) / np.maximum(positives, 1)).tolist())
+    if store.targets is None: labels = labels[rows]
+    else:
+        ends = np.cumsum(store.lengths)
+        labels = np.concatenate([labels[ends[r] - store.lengths[r]:ends[r]] for r in rows])
         labels = labels[labels >= 0]
-    else: labels = labels[rows]
     counts = np.bincount(labels, minlength=max(len(store.classes), int(labels.max()) + 1))
-    return tuple(np.where(counts, counts.sum() / (max(1, (counts > 0).sum()) * np.maximum(counts, 1)), 0.).tolist())
+    balanced = counts.sum() / (max(1, (counts > 0).sum()) * np.maximum(counts, 1))
+    return tuple(np.where(counts, balanced, 0.).tolist())

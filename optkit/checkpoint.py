@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open, SafetensorError
 from safetensors.torch import load_file, save_file
 
-from .base import InputError, read_json, write_json
+from .base import first_line, InputError, read_json, write_json
 from .store import TokenStore
 from .models import quiet
 
@@ -132,7 +132,7 @@ def save_model(
         # tokenizers raises no more than an Exception where its file cannot be written
         if not (isinstance(exc, (OSError, SafetensorError)) or type(exc) is Exception): raise
         stays = '; the one that is there stays' if folder.is_dir() else ''
-        raise InputError(f'{folder}: the model could not be saved ({_reason(exc)}){stays}') from None
+        raise InputError(f'{folder}: the model could not be saved ({first_line(exc)}){stays}') from None
     finally: shutil.rmtree(part, ignore_errors=True)
 
 # %% ../nbs/41_checkpoint.ipynb #87f9af5c
@@ -161,9 +161,6 @@ def _save_below(base, part):
     file, vector = part / 'adapter_model.safetensors', 'lora_magnitude_vector' # of DoRA
     named = {f'{n}.weight' if n.endswith(vector) else n: v for n, v in load_file(file).items()}
     save_file(named, file, dict(format='pt')) # transformers finds the vectors by this name, peft by both
-
-# %% ../nbs/41_checkpoint.ipynb #5b0660ad
-def _reason(exc): return (str(exc).strip() or type(exc).__name__).splitlines()[0][:160]
 
 # %% ../nbs/41_checkpoint.ipynb #8e9dee9b
 def _stored_tensors(folder):
@@ -204,7 +201,7 @@ def save_checkpoint(
         _publish(part, ready)
     except (OSError, SafetensorError, RuntimeError) as exc:
         last = latest_checkpoint(folder)
-        raise InputError(f'{home}: the checkpoint of step {step} could not be saved ({_reason(exc)}); '
+        raise InputError(f'{home}: the checkpoint of step {step} could not be saved ({first_line(exc)}); '
                          + (f'{last.name} is still there' if last else 'there is none yet')) from None
     finally: shutil.rmtree(part, ignore_errors=True)
     _remove_others(folder, ready, keep)
@@ -243,6 +240,6 @@ def read_checkpoint(
         for name in about['in_model']:
             with safe_open(stored[name][0], 'pt') as f: tensors[f'model.{name}'] = f.get_tensor(name)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as exc:
-        raise InputError(f'{path}: this checkpoint cannot be read ({_reason(exc)}); '
+        raise InputError(f'{path}: this checkpoint cannot be read ({first_line(exc)}); '
                          'remove the folder to go on from the one before') from None
     return tensors, about

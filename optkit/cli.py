@@ -448,7 +448,7 @@ def _training(out, preset, settings, epochs, data, text, label, model, pair, gro
     from optkit.run_folder import check_folder
     from optkit.store import tokenise
     from optkit.table import read_table
-    from optkit.trainer import CHANGES_NOTHING
+    from optkit.trainer import ROUNDING_ONLY_FIELDS
     hardware, table = detect(), read_table(data, text, label, pair, group=group)
     config = _train_config(preset, settings, dict(epochs=epochs, seed=seed))
     splits = _splits(table, folds, held_out, config.seed)
@@ -461,7 +461,7 @@ def _training(out, preset, settings, epochs, data, text, label, model, pair, gro
         raise InputError(f'max_length is {max_length}, the model takes at most {longest} tokens')
     about = dict(kind='train', data=sha256_of(data), text=text, label=label, pair=pair, group=group, model=model,
                  max_length=max_length, folds=folds, held_out=held_out)
-    about |= {k: v for k, v in json.loads(config.to_json()).items() if k not in CHANGES_NOTHING}
+    about |= {k: v for k, v in json.loads(config.to_json()).items() if k not in ROUNDING_ONLY_FIELDS}
     resumed = check_folder(out, about)
     store = tokenise(table, tokenizer, max_length or min(512, longest), progress=False)
     try: engine = make_engine(loaded, config, hardware)

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_optimizer', 'choose_checkpointing',
-           'set_checkpointing', 'Engine', 'step_weight', 'packing', 'attention_of', 'attentions_had']
+           'set_checkpointing', 'Engine', 'step_weight', 'attention_of', 'attentions_had']
 
 # %% ../nbs/33_engine.ipynb #79ff7927
-import weakref
+import warnings, weakref
 from contextlib import contextmanager
 from functools import partial
 
@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
 
-from .base import Choice, InputError, moved
+from .base import Choice, first_line, InputError, moved
 from .precision import attention_ran, import_problem, model_attentions, model_facts, Precision, tf32_set
 from .table import IGNORED
 from .store import TokenStore
 from .steps import Batch, batch_of, is_cut, Layout, MicroBatch, packed_of, row_numbers, step_of
 from .batch_finder import is_out_of_memory, preserved
-from .models import set_padding, check_tokens, first_line
+from .models import set_padding, check_tokens
 from .packing import NOT_PACKED, Packing, packing_problem
 
 # %% ../nbs/33_engine.ipynb #7fe1a863
@@ -35,14 +35,10 @@ def choose_8bit(
     "The package of the 8-bit optimizer, with the reason. Raises `ValueError` where there is none."
     if not bitsandbytes and device == 'cuda':
         return Choice('bitsandbytes', 'one kernel a step for all weights, without compiling')
-    if not torchao: return Choice('torchao', f'bitsandbytes: {bitsandbytes or "needs a GPU"}')
-    why = f'bitsandbytes: {bitsandbytes or "needs a GPU"}; torchao: {torchao}'
-    raise ValueError(f'adamw_8bit was asked for, but neither package can be used ({why}); install one, or take adamw')
-
-def _decay_groups(model, weight_decay):
-    decay = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    plain = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
-    return [dict(params=decay, weight_decay=weight_decay), dict(params=plain, weight_decay=0.)]
+    why = f'bitsandbytes: {bitsandbytes or "needs a GPU"}'
+    if not torchao: return Choice('torchao', why)
+    raise ValueError(f'adamw_8bit was asked for, but neither package can be used ({why}; torchao: {torchao}); '
+                     'install one, or take adamw')
 
 # %% ../nbs/33_engine.ipynb #aa1ca23f
 def make_optimizer(
@@ -53,8 +49,10 @@ def make_optimizer(
 ): # two groups: with weight decay, and without
     "AdamW over the weights of a model. Raises `ValueError` for a kind that is unknown or cannot be had."
     if kind not in OPTIMIZERS: raise ValueError(f'optimizer is {kind!r}, expected one of {OPTIMIZERS}')
-    groups = _decay_groups(model, .01)
-    if kind == 'adamw': return torch.optim.AdamW(groups, lr=1e-4, **(dict(fused=True) if fused else dict(foreach=True)))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [dict(params=[p for p in trained if p.ndim > 1], weight_decay=.01),
+              dict(params=[p for p in trained if p.ndim < 2], weight_decay=0.)]
+    if kind == 'adamw': return torch.optim.AdamW(groups, lr=1e-4, **{'fused' if fused else 'foreach': True})
     package = choose_8bit(device, import_problem('torchao'), import_problem('bitsandbytes')).value
     if package == 'bitsandbytes': from bitsandbytes.optim import AdamW8bit
     else: from torchao.optim import AdamW8bit
@@ -75,18 +73,16 @@ def choose_checkpointing(
         without = '' if mode == 'off' else f', without it {fits.get("off", 0)}'
         return Choice(mode, f'{fits[mode]} rows fit at once{without}')
     mode = max(CHECKPOINTING, key=lambda m: fits.get(m, 0))
-    if not fits.get(mode, 0):
-        raise MemoryError('not even one row fits with gradient checkpointing; '
-                          'shorten the rows, or take adapters or a smaller model')
-    return Choice(mode, f'{fits[mode]} rows fit at once, with no mode {wanted} do')
+    if fits.get(mode, 0): return Choice(mode, f'{fits[mode]} rows fit at once, with no mode {wanted} do')
+    raise MemoryError('not even one row fits with gradient checkpointing; '
+                      'shorten the rows, or take adapters or a smaller model')
 
 # %% ../nbs/33_engine.ipynb #f2cf59fd
-def _kept(dropout):
-    ops = torch.ops.aten
-    products = ops.mm, ops.addmm, ops.bmm, ops.baddbmm
-    attention = (ops._scaled_dot_product_flash_attention, ops._scaled_dot_product_efficient_attention,
-                 ops._scaled_dot_product_cudnn_attention, ops._scaled_dot_product_flash_attention_for_cpu)
-    return [op.default for op in (products if dropout else products + attention)]
+def _saved_operations(dropout): # of the attention weights
+    products = ['mm', 'addmm', 'bmm', 'baddbmm']
+    kinds = 'flash_attention', 'efficient_attention', 'cudnn_attention', 'flash_attention_for_cpu'
+    attention = [] if dropout else [f'_scaled_dot_product_{kind}' for kind in kinds]
+    return [getattr(torch.ops.aten, name).default for name in products + attention]
 
 # %% ../nbs/33_engine.ipynb #96d8bdaf
 def set_checkpointing(
@@ -96,18 +92,20 @@ def set_checkpointing(
     "Switch gradient checkpointing of a model. Raises `InputError` for a model that has none."
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
     if mode not in CHECKPOINTING: raise ValueError(f'checkpointing is {mode!r}, expected one of {CHECKPOINTING}')
-    names = 'activation_checkpointing', 'gradient_checkpointing'
-    named = lambda what: next(filter(None, (getattr(model, f'{name}_{what}', None) for name in names)), None)
+    def method(what):
+        name = f'gradient_checkpointing_{what}'
+        return getattr(model, name.replace('gradient', 'activation'), getattr(model, name, None))
     if mode == 'off':
-        if any(getattr(m, 'gradient_checkpointing', False) for m in model.modules()): named('disable')()
+        if any(getattr(m, 'gradient_checkpointing', False) for m in model.modules()): method('disable')()
         return
     settings = dict(use_reentrant=False)
     if mode == 'selective':
-        settings['context_fn'] = partial(create_selective_checkpoint_contexts, _kept(model_facts(model)['dropout']))
-    try: named('enable')(settings)
-    except (ValueError, AttributeError, TypeError) as exc:
-        why = first_line(exc)
-        raise InputError(f'{type(model).__name__} has no gradient checkpointing ({why}); take off') from None
+        operations = _saved_operations(model_facts(model)['dropout'])
+        settings['context_fn'] = partial(create_selective_checkpoint_contexts, operations)
+    try: method('enable')(settings)
+    except (ValueError, AttributeError, TypeError) as exc: why = first_line(exc)
+    else: return
+    raise InputError(f'{type(model).__name__} has no gradient checkpointing ({why}); take off')
 
 # %% ../nbs/33_engine.ipynb #d45a5667
 def _votes(ranks):
@@ -123,6 +121,11 @@ class Engine:
     layout = Layout() # how `step` cuts rows; a `Trainer` sets that of its configuration
     reason, notes = '', () # of `FastEngine`: why its steps are plain; what it does in another way than asked for
     peak: float | None = None # FLOP/s of the card, for MFU
+    class_weights = host_weights = None # on the device, and in host memory: a step must not wait for the device
+    best = grad_norm = used = None # remembered weights; of the last step; names of weights that had gradients
+    micro_batches = 0 # of the last step
+    skipped = False # whether the scaler left out the last update, since gradients were not finite
+    updating = gradients_kept = False # inside an update; gradients are outside the memory of the compiler's graphs
 
     def __init__(self,
         model, # of transformers (or of peft around one); it is moved to the device and trained in place
@@ -138,27 +141,21 @@ class Engine:
         ranks=None, # process group of torch.distributed whose ranks share each step; each has an engine
         votes=None # process group for what ranks tell each other from the host; None: `ranks`, or gloo beside NCCL
     ):
-        quantised = _quantised(model)
-        self.model = model if quantised else precision.prepare(model.to(precision.device))
-        self.precision, self.device = precision, torch.device(precision.device)
-        self.zero_grad_none, self.max_grad_norm = zero_grad_none, max_grad_norm
-        self.label_smoothing, self.class_weights = label_smoothing, None
-        self.ranks, self.votes, self.used = ranks, votes or _votes(ranks), None
+        self.model = model if _quantised(model) else precision.prepare(model.to(precision.device))
+        self.precision, self.device, self.kind, self.ema = precision, torch.device(precision.device), optimizer, ema
+        self.zero_grad_none, self.max_grad_norm, self.label_smoothing = zero_grad_none, max_grad_norm, label_smoothing
+        self.ranks, self.votes, self.checked = ranks, votes or _votes(ranks), weakref.WeakSet()
         self.fitted: dict[tuple[str, int], Layout] = {} # by layout and `max_length`: what fitted after out of memory
-        self.packings: dict[tuple[str, int], tuple[Packing, int]] = {} # by task and `max_length`, see `packing`
-        self.micro_batches = 0 # of the last step
+        self.packings: dict[tuple[str, int], tuple[Packing, int]] = {} # by task and `max_length`, see `Layout.call`
         set_checkpointing(self.model, checkpointing)
         self.forward = self.model
         if compile: self.forward = torch.compile(self.model, mode=None if compile == 'default' else compile)
         # whether the compiler makes CUDA graphs
         self.replays = compile in ('reduce-overhead', 'max-autotune') and self.device.type == 'cuda'
-        self.gradients_kept = False # outside the memory of those graphs
-        self.kind, self.optimizer = optimizer, make_optimizer(self.model, optimizer, fused, self.device.type)
-        self.scaler, self.best, self.grad_norm, self.updating = precision.make_scaler(), None, None, False
-        self.skipped = False # whether the scaler left out the last update, since gradients were not finite
-        self.start, self.ema, self.checked = self._copy(), ema, weakref.WeakSet()
-        self.average = None if ema is None else {k: v for k, v in self._copy().items() if k in dict(self._trained())}
-        self.reset()
+        self.optimizer = make_optimizer(self.model, optimizer, fused, self.device.type)
+        self.scaler, self.start = precision.make_scaler(), self._copy()
+        self.average = None if ema is None else {n: p.detach().clone() for n, p in self._trained()}
+        torch.manual_seed(0) # as `reset`
 
     def _trained(self): return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
     def _tensors(self):
@@ -167,53 +164,76 @@ class Engine:
         return dict(self._trained()) | buffers
     def _copy(self): return {k: v.detach().clone() for k, v in self._tensors().items()}
 
+# %% ../nbs/33_engine.ipynb #d63922e4
+def _put(group, name, value):
+    if isinstance(group[name], torch.Tensor): group[name].fill_(value) # the optimizer keeps its address
+    else: group[name] = value
+
+@patch
+def set(self: Engine,
+    lr: float | None = None, weight_decay: float | None = None, # None, here and below: as it is
+    betas: tuple[float, float] | None = None, eps: float | None = None, # of AdamW
+    max_grad_norm: float | None = None, # 0: no clipping
+    label_smoothing: float | None = None,
+    class_weights=None # [classes], see `TrainConfig`; (): none
+):
+    "Values of the next steps"
+    given = 0 if class_weights is None else len(class_weights)
+    head = getattr(getattr(self.model, 'config', None), 'num_labels', None) or given
+    if given and given != head: raise InputError(f'{given} class_weights for a head of {head} classes')
+    for name, value in dict(lr=lr, betas=betas, eps=eps).items():
+        for group in self.optimizer.param_groups:
+            if value is not None: _put(group, name, value)
+    if weight_decay is not None: self.optimizer.param_groups[0]['weight_decay'] = weight_decay
+    if label_smoothing is not None: self.label_smoothing = label_smoothing
+    if max_grad_norm is not None: self.max_grad_norm = max_grad_norm
+    if class_weights is None: return
+    weights = torch.tensor(class_weights, dtype=torch.float32, device='cpu')
+    self.class_weights, self.host_weights = (weights.to(self.device), weights.numpy()) if given else (None, None)
+
+# %% ../nbs/33_engine.ipynb #16889649
+@patch
+def set_lr(self: Engine, lr: float):
+    "Learning rate of the next step"
+    self.set(lr=lr)
+
 # %% ../nbs/33_engine.ipynb #c94c91c5
 @torch.no_grad()
 def _load(engine, state):
     for name, tensor in engine._tensors().items(): tensor.copy_(state[name])
 
+def _empty(optimizer):
+    for state in optimizer.state.values():
+        for value in state.values(): value.zero_()
+
 def _check_names(engine, weights):
-    own = {**engine.model.state_dict(), **engine._tensors()} # with those that do not train
-    if bad := next((k for k, v in weights.items() if k not in own or own[k].shape != v.shape), None):
+    present = {**engine.model.state_dict(), **engine._tensors()} # with those that do not train
+    for name, tensor in weights.items():
+        if name in present and present[name].shape == tensor.shape: continue
         remedy = '; names are those of model.state_dict()'
-        if bad in own: remedy = f', which has it in shape {tuple(own[bad].shape)}'
-        raise InputError(f'{bad} of shape {tuple(weights[bad].shape)} is no weight of this model{remedy}')
+        if name in present: remedy = f', which has it in shape {tuple(present[name].shape)}'
+        raise InputError(f'{name} of shape {tuple(tensor.shape)} is no weight of this model{remedy}')
 
 def drop_partial_state(engine):
     "After a failure inside a step: no half-made optimizer state, no mark of an unscaled gradient"
     states, trained = engine.optimizer.state, sum(len(g['params']) for g in engine.optimizer.param_groups)
     partial_state = len(states) < trained or any(len(s) < 2 for s in states.values())
     if partial_state or engine.kind != 'adamw' and engine.updating: states.clear()
-    if engine.scaler: engine.scaler = engine.precision.make_scaler()
+    if engine.scaler: engine.scaler._per_optimizer_states.clear()
     engine.updating = False
 
-# %% ../nbs/33_engine.ipynb #f1a19e11
+# %% ../nbs/33_engine.ipynb #f480bf7b
+@patch
+def _clear_gradients(self: Engine, drop: bool = True):
+    "Gradients of the next step begin at 0; dropped ones are allocated anew"
+    self.optimizer.zero_grad(set_to_none=drop)
+    self.gradients_kept = self.gradients_kept and not drop
+
+@patch
 @torch.no_grad()
-def _make_state(engine):
-    """The optimizer's state before the first step, so that no later step allocates it.
-    An update with gradients and rates of 0 changes no weight."""
-    kept = [(float(g['lr']), g['weight_decay']) for g in engine.optimizer.param_groups]
-    try:
-        for g in engine.optimizer.param_groups:
-            _put(g, 'lr', 0.); g['weight_decay'] = 0.
-            for p in g['params']: p.grad = torch.zeros_like(p)
-        type(engine.optimizer).step(engine.optimizer) # the class's own: a caller may have wrapped the step of this one
-    finally:
-        for g, (lr, decay) in zip(engine.optimizer.param_groups, kept): _put(g, 'lr', lr); g['weight_decay'] = decay
-        engine._clear_gradients()
-    if engine.kind == 'adamw': _empty(engine.optimizer)
-    else:
-        for s in engine.optimizer.state.values():
-            if 'step' in s: s['step'] = s['step'] * 0
-
-# %% ../nbs/33_engine.ipynb #a8b3e988
-def _put(group, name, value):
-    if isinstance(group[name], torch.Tensor): group[name].fill_(value) # the optimizer keeps its address
-    else: group[name] = value
-
-def _empty(optimizer):
-    for state in optimizer.state.values():
-        for value in state.values(): value.zero_()
+def _follow(self: Engine, decay):
+    "The moving average one update on"
+    torch._foreach_lerp_([*self.average.values()], [p.detach() for _, p in self._trained()], 1 - decay)
 
 # %% ../nbs/33_engine.ipynb #7535eea9
 @patch
@@ -235,47 +255,13 @@ def reset(self: Engine,
              **values) # refuses before anything is reset
     _load(self, {**self.start, **(weights or {})})
     drop_partial_state(self)
+    self.scaler = self.precision.make_scaler()
     if self.kind == 'adamw': _empty(self.optimizer)
     else: self.optimizer.state.clear() # codes of 8 bits are not 0 when they mean 0
     if self.average is not None: self._follow(0.)
     self._clear_gradients()
     self.best = None
     torch.manual_seed(seed)
-
-# %% ../nbs/33_engine.ipynb #d63922e4
-@patch
-def set(self: Engine,
-    lr: float | None = None, weight_decay: float | None = None, # None, here and below: as it is
-    betas: tuple[float, float] | None = None, eps: float | None = None, # of AdamW
-    max_grad_norm: float | None = None, # 0: no clipping
-    label_smoothing: float | None = None,
-    class_weights=None # [classes], see `TrainConfig`; (): none
-):
-    "Values of the next steps; none of them is built into the step"
-    given = 0 if class_weights is None else len(class_weights)
-    head = getattr(getattr(self.model, 'config', None), 'num_labels', None)
-    if given and head and given != head: # before anything is set
-        raise InputError(f'{given} class_weights for a head of {head} classes')
-    for name, value in dict(lr=lr, betas=betas, eps=eps).items():
-        for group in self.optimizer.param_groups if value is not None else (): _put(group, name, value)
-    if weight_decay is not None: self.optimizer.param_groups[0]['weight_decay'] = weight_decay
-    if label_smoothing is not None: self.label_smoothing = label_smoothing
-    if max_grad_norm is not None: self.max_grad_norm = max_grad_norm
-    if class_weights is None: return
-    weights = torch.tensor(class_weights, dtype=torch.float32, device=self.device) if given else None
-    self.class_weights = weights
-
-# %% ../nbs/33_engine.ipynb #16889649
-@patch
-def set_lr(self: Engine, lr: float):
-    "Learning rate of the next step"
-    self.set(lr=lr)
-
-@patch
-@torch.no_grad()
-def _follow(self: Engine, decay):
-    "The moving average one update on"
-    torch._foreach_lerp_([*self.average.values()], [p.detach() for _, p in self._trained()], 1 - decay)
 
 # %% ../nbs/33_engine.ipynb #6fdc513c
 def _batch(engine, store, micro):
@@ -284,25 +270,50 @@ def _batch(engine, store, micro):
     inputs, labels = packed_of(store, micro) if micro.offsets is not None else batch_of(store, micro.rows, micro.width)
     if labels.device.type == engine.device.type: return inputs, labels
     move = lambda v: v.to(engine.device) if isinstance(v, torch.Tensor) else v
-    return {k: move(v) for k, v in inputs.items()}, labels.to(engine.device)
+    return {k: move(v) for k, v in inputs.items()}, move(labels)
 
-def _logits(engine, store, inputs):
-    if 'segments' not in inputs: return engine.forward(**inputs).logits
-    return packing(engine, store, inputs['input_ids'].shape[1])(inputs)
-
-def _summed(task, logits, labels, label_smoothing, weights=None, reduction='sum'):
+def _summed(task, logits, labels, label_smoothing, weights=None):
     "Loss of all rows, or of all tokens that have a target"
-    if task == 'regression': return F.mse_loss(logits.view(labels.shape), labels, reduction=reduction)
+    if task == 'regression': return F.mse_loss(logits.view(labels.shape), labels, reduction='sum')
     if task == 'multilabel':
-        return F.binary_cross_entropy_with_logits(logits, labels, reduction=reduction, pos_weight=weights)
-    return F.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), weights, reduction=reduction,
+        return F.binary_cross_entropy_with_logits(logits, labels, reduction='sum', pos_weight=weights)
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), weights, reduction='sum',
                            label_smoothing=label_smoothing, ignore_index=IGNORED)
 
 # %% ../nbs/33_engine.ipynb #f47aba98
 def _loss(engine, store, micro, weight_of_step):
     inputs, labels = _batch(engine, store, micro)
-    with engine.precision.autocast(): logits = _logits(engine, store, inputs)
+    layout = Layout('packed' if 'segments' in inputs else 'padded')
+    with engine.precision.autocast(): logits = layout.call(engine, store, inputs['input_ids'].shape[1])(inputs)
     return _summed(store.task, logits.float(), labels, engine.label_smoothing, engine.class_weights) / weight_of_step
+
+# %% ../nbs/33_engine.ipynb #7f165e06
+_CANNOT = RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError # a model's ways to take no pack
+
+@patch
+def call(self: Layout,
+    engine: Engine,
+    store: TokenStore, # of the training
+    tokens: int = 0 # of the pack
+): # takes the inputs of a micro-batch, returns logits
+    """How the engine's model is called. Packs are tried out at the first call and whenever one is longer than before.
+    Raises `InputError` for a model that is not packed rightly."""
+    if self.name != 'packed': return lambda inputs: engine.forward(**inputs).logits
+    key, model, training = (store.task, store.max_length), engine.model, engine.model.training
+    packed, tried = engine.packings.get(key) or (Packing(model, store.task in ('tokens', 'causal')), -1)
+    if tokens <= tried: return packed
+    model.eval()
+    try:
+        with torch.autocast(engine.device.type, enabled=False), tf32_set(False):
+            problem = packing_problem(packed, store, tokens)
+    except _CANNOT as exc:
+        if is_out_of_memory(exc): raise
+        problem = f'it takes no pack ({first_line(exc)})'
+    finally: model.train(training)
+    attention = f'{type(model).__name__} with {model.config._attn_implementation} attention'
+    if problem: raise InputError(f'{attention} cannot be packed: {problem}; {NOT_PACKED}')
+    engine.packings[key] = packed, tokens
+    return packed
 
 # %% ../nbs/33_engine.ipynb #75bb9667
 _HOST_LABELS = weakref.WeakKeyDictionary() # of stores: labels in host memory, since a step must not wait for the device
@@ -323,19 +334,10 @@ def step_weight(
 ) -> float: # rows (times classes or numbers), or tokens that have a target, or their weights
     "What the loss of a step is divided by; more than 0"
     rows = getattr(step, 'rows', step)
-    if is_cut(rows): rows = np.concatenate([m.rows for m in rows]) if len(rows) else np.array([], dtype=int)
+    if is_cut(rows): rows = np.concatenate([np.array([], dtype=int), *(m.rows for m in rows)])
     if class_weights is not None and store.task != 'multilabel':
         return float(_weight_sums(store, class_weights)[rows].sum()) or 1.
     return max(1, store.weight(rows) * (store.labels.shape[1] if store.labels.ndim > 1 else 1))
-
-# %% ../nbs/33_engine.ipynb #e4a51af4
-@patch(as_prop=True)
-def host_weights(self: Engine):
-    "The class weights in host memory: asked for once a value, not once a step"
-    if self.class_weights is None: return None
-    if getattr(self, '_host_weights', (None,))[0] is not self.class_weights:
-        self._host_weights = self.class_weights, self.class_weights.cpu().numpy()
-    return self._host_weights[1]
 
 # %% ../nbs/33_engine.ipynb #144e1f89
 @patch
@@ -345,10 +347,9 @@ def cut(self: Engine,
 ) -> list[MicroBatch]: # of this rank
     "The micro-batches of a step, by the engine's `layout`"
     if is_cut(step): return step
-    rows, rank, ranks = row_numbers(store, step), 0, 1
-    if self.ranks is not None:
-        rank, ranks = torch.distributed.get_rank(self.ranks), torch.distributed.get_world_size(self.ranks)
-    return step_of(store, rows, self.layout, rank, ranks)
+    rows, group = row_numbers(store, step), self.ranks
+    if group is None: return step_of(store, rows, self.layout)
+    return step_of(store, rows, self.layout, torch.distributed.get_rank(group), torch.distributed.get_world_size(group))
 
 # %% ../nbs/33_engine.ipynb #ea8e1ac8
 @patch
@@ -363,33 +364,29 @@ def halve(self: Engine,
     self.layout = self.fitted[self.layout.name, store.max_length] = choice.value
     return choice
 
-# %% ../nbs/33_engine.ipynb #11875e58
-@patch
-def own_cut(self: Engine) -> Choice | None: # None: steps are cut by `layout`
-    "Rows at once of an engine that cuts steps its own way, and reads only their rows"
+# %% ../nbs/33_engine.ipynb #f1a19e11
+@torch.no_grad()
+def _make_state(engine):
+    """The optimizer's state before the first step, so that no later step allocates it.
+    An update with gradients and rates of 0 changes no weight."""
+    optimizer, groups = engine.optimizer, engine.optimizer.param_groups
+    before = [(float(g['lr']), g['weight_decay']) for g in groups]
+    try:
+        for g in groups:
+            _put(g, 'lr', 0.)
+            g['weight_decay'] = 0.
+            for p in g['params']: p.grad = torch.zeros_like(p)
+        type(optimizer).step(optimizer) # the class's own: a caller may have wrapped the step of this one
+    finally:
+        for g, (lr, decay) in zip(groups, before):
+            _put(g, 'lr', lr)
+            g['weight_decay'] = decay
+        engine._clear_gradients()
+    if engine.kind == 'adamw': return _empty(optimizer)
+    for s in optimizer.state.values():
+        if 'step' in s: s['step'] = s['step'] * 0
 
-# %% ../nbs/33_engine.ipynb #679b26d1
-@patch
-def step(self: Engine,
-    store: TokenStore, # on the engine's device; anywhere if the step is of `Batch`es
-    step: np.ndarray | list[MicroBatch] | list[Batch] # row numbers of one optimizer step; or its parts, see `steps`
-) -> torch.Tensor: # mean loss of the step's rows or targets, before the update, on the device
-    "Forward, backward, clip and update. What a failure before the update leaves can be cleared with `undo`."
-    self.model.train()
-    self._check(store)
-    micro = self.cut(store, step)
-    self.micro_batches = len(micro)
-    if not self.optimizer.state: _make_state(self)
-    weight = step_weight(store, micro, self.host_weights)
-    with self.precision.applied():
-        backward = self._backward if self.ranks is None else self._backward_of_all
-        total = backward(store, micro, weight)
-        self.updating = True
-        self._update()
-        self.updating = False
-    return total
-
-# %% ../nbs/33_engine.ipynb #50dfc97a
+# %% ../nbs/33_engine.ipynb #f330ac78
 @patch
 def _check(self: Engine, store):
     "`check_tokens`, and the store's padding id into the model, once a store"
@@ -398,28 +395,25 @@ def _check(self: Engine, store):
     set_padding(self.model, store.pad_id)
     self.checked.add(store)
 
-# %% ../nbs/33_engine.ipynb #f330ac78
-@patch
-def _backward(self: Engine, store, micro, weight):
-    total = torch.zeros((), device=self.device)
-    keep = self.replays and (len(micro) > 1 or not self.zero_grad_none)
-    for m in micro:
-        if self.replays: torch.compiler.cudagraph_mark_step_begin()
-        loss = _loss(self, store, m, weight)
-        (self.scaler.scale(loss) if self.scaler else loss).backward()
-        if keep: self._keep_gradients()
-        total += loss.detach()
-    return total
-
 # %% ../nbs/33_engine.ipynb #a63c79c6
 @patch
 def _keep_gradients(self: Engine):
     """Move gradients out of the memory of the compiler's CUDA graphs, where the next replay would overwrite them.
     Once, since later ones are added to the copies."""
-    if self.gradients_kept: return
-    for _, p in self._trained():
+    for _, p in self._trained() if not self.gradients_kept else ():
         if p.grad is not None: p.grad = p.grad.clone()
     self.gradients_kept = True
+
+@patch
+def _backward(self: Engine, store, micro, weight):
+    total = torch.zeros((), device=self.device)
+    for m in micro:
+        if self.replays: torch.compiler.cudagraph_mark_step_begin()
+        loss = _loss(self, store, m, weight)
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
+        if self.replays and (len(micro) > 1 or not self.zero_grad_none): self._keep_gradients()
+        total += loss.detach()
+    return total
 
 # %% ../nbs/33_engine.ipynb #0c63e63d
 @patch
@@ -438,23 +432,35 @@ def _update(self: Engine):
     if self.average is not None and not self.skipped: self._follow(self.ema)
     self._clear_gradients(self.zero_grad_none and not self.gradients_kept)
 
-# %% ../nbs/33_engine.ipynb #f480bf7b
+# %% ../nbs/33_engine.ipynb #679b26d1
 @patch
-def _clear_gradients(self: Engine, drop: bool = True):
-    "Gradients of the next step begin at 0; dropped ones are allocated anew"
-    self.optimizer.zero_grad(set_to_none=drop)
-    self.gradients_kept = self.gradients_kept and not drop
+def step(self: Engine,
+    store: TokenStore, # on the engine's device; anywhere if the step is of `Batch`es
+    step: np.ndarray | list[MicroBatch] | list[Batch] # row numbers of one optimizer step; or its parts, see `steps`
+) -> torch.Tensor: # mean loss of the step's rows or targets, before the update, on the device
+    "Forward, backward, clip and update. What a failure before the update leaves can be cleared with `undo`."
+    self.model.train()
+    self._check(store)
+    micro = self.cut(store, step)
+    self.micro_batches = len(micro)
+    if not self.optimizer.state: _make_state(self)
+    backward = self._backward if self.ranks is None else self._backward_of_all
+    with self.precision.applied():
+        total = backward(store, micro, step_weight(store, micro, self.host_weights))
+        self.updating = True
+        self._update()
+        self.updating = False
+    return total
 
+# %% ../nbs/33_engine.ipynb #2cf4138b
 @patch
 def undo(self: Engine):
     "After a failure inside a step: as before it. Raises `MemoryError` when weights may have changed already."
     if self.updating:
         raise MemoryError('out of memory in the update itself, weights may have changed; take fused=True '
                           'or adamw_8bit, or a smaller batch, and start from the last checkpoint')
-    scale = self.scaler and self.scaler.state_dict()
     self._clear_gradients()
     drop_partial_state(self)
-    if scale: self.scaler.load_state_dict(scale)
 
 # %% ../nbs/33_engine.ipynb #a575ea2d
 @patch
@@ -464,14 +470,12 @@ def _backward_of_all(self: Engine, store, micro, weight):
     try: total = self._backward(store, micro, weight)
     except Exception as exc: failed = exc
     self._agree(failed)
-    found = {n for n, p in self._trained() if p.grad is not None}
-    if found: self.used = found
-    # a rank without rows has no gradients of its own
-    trained = [(n, p) for n, p in self._trained() if self.used is None or n in self.used]
-    for n, p in trained:
-        if p.grad is None: p.grad = torch.zeros_like(p)
-    groups = {}
-    for t in [p.grad for _, p in trained] + [total]: groups.setdefault(t.dtype, []).append(t)
+    self.used = {n for n, p in self._trained() if p.grad is not None} or self.used
+    groups = {total.dtype: [total]}
+    for n, p in self._trained():
+        if self.used is not None and n not in self.used: continue
+        if p.grad is None: p.grad = torch.zeros_like(p) # a rank without rows has no gradients of its own
+        groups.setdefault(p.grad.dtype, []).append(p.grad)
     for tensors in groups.values():
         flat = torch.cat([t.flatten() for t in tensors])
         torch.distributed.all_reduce(flat, group=self.ranks)
@@ -482,60 +486,45 @@ def _backward_of_all(self: Engine, store, micro, weight):
 @patch
 def _agree(self: Engine, failed):
     "Raise on every rank what one of them met: the others would wait for its gradients"
-    kind = 0 if failed is None else 1 if is_out_of_memory(failed) else 2
-    worst = torch.tensor([kind])
-    torch.distributed.all_reduce(worst, torch.distributed.ReduceOp.MAX, group=self.votes)
-    if not worst.item(): return
+    verdict = torch.tensor(0 if failed is None else 1 if is_out_of_memory(failed) else 2)
+    torch.distributed.all_reduce(verdict, torch.distributed.ReduceOp.MAX, group=self.votes)
     if failed is not None: raise failed
-    if worst.item() == 1: raise torch.OutOfMemoryError('out of memory on another rank')
-    raise RuntimeError('another rank failed, see its message')
+    if verdict == 1: raise torch.OutOfMemoryError('out of memory on another rank')
+    if verdict: raise RuntimeError('another rank failed, see its message')
 
-# %% ../nbs/33_engine.ipynb #7f165e06
-def packing(
-    engine: Engine,
-    store: TokenStore, # of the training
-    tokens: int = 0 # of the pack
-) -> Packing:
-    """How the engine's model is called on packs, tried out at the first call and whenever a pack is longer than before.
-    Raises `InputError` for a model that is not packed rightly."""
-    key = store.task, store.max_length
-    call, tried = engine.packings.get(key) or (Packing(engine.model, store.task in ('tokens', 'causal')), -1)
-    if tokens <= tried: return call
-    training = engine.model.training
-    engine.model.eval()
+# %% ../nbs/33_engine.ipynb #c5f73d0f
+@patch
+@contextmanager
+@torch.no_grad()
+def averaged(self: Engine):
+    "The moving average in the place of the weights inside; nothing without one"
+    trained = self._trained() if self.average is not None else []
+    before = [p.detach().clone() for _, p in trained]
     try:
-        with torch.autocast(engine.device.type, enabled=False), tf32_set(False):
-            problem = packing_problem(call, store, tokens)
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as exc:
-        if is_out_of_memory(exc): raise
-        problem = f'it takes no pack ({first_line(exc)})'
-    finally: engine.model.train(training)
-    if problem:
-        model = f'{type(engine.model).__name__} with {engine.model.config._attn_implementation} attention'
-        raise InputError(f'{model} cannot be packed: {problem}; {NOT_PACKED}')
-    engine.packings[key] = call, tokens
-    return call
+        for n, p in trained: p.copy_(self.average[n])
+        yield
+    finally:
+        for (_, p), value in zip(trained, before): p.copy_(value)
 
 # %% ../nbs/33_engine.ipynb #e9b2a584
-def _target_places(labels, count):
-    "Flat places of the first `count` targets of padded labels, in order; sorted, since a count waits for the device"
-    return torch.argsort((labels.flatten() == IGNORED).to(torch.uint8), stable=True)[:count]
+def _targets(values, labels, count):
+    "The first `count` of `values` whose label is a target, in order; sorted, since a count waits for the device"
+    return values[torch.argsort((labels.flatten() == IGNORED).to(torch.uint8), stable=True)[:count]]
 
 # %% ../nbs/33_engine.ipynb #136af748
-def _outputs(engine, store, part, pad_to):
+def _outputs(engine, store, rows, width):
     """What a pass keeps of a batch: logits of rows or of tokens with a target.
     For `causal` the loss of each target and whether its token was the likeliest."""
-    inputs, labels = batch_of(store, part, pad_to)
+    inputs, labels = _batch(engine, store, MicroBatch(rows, width))
     if engine.replays: torch.compiler.cudagraph_mark_step_begin()
-    logits = engine.forward(**{k: v.to(engine.device) for k, v in inputs.items()}).logits
+    logits = engine.forward(**inputs).logits
     if store.targets is None: # the next replay overwrites the logits
         return logits.float().clone() if engine.replays else logits.float()
-    labels = labels.to(engine.device)
-    places = _target_places(labels, int(store.targets[part].sum()))
-    found = logits.flatten(0, 1)[places].float()
-    if store.task == 'tokens': return found
-    aims = labels.flatten()[places].long()
-    return torch.stack([F.cross_entropy(found, aims, reduction='none'), (found.argmax(1) == aims).float()], 1)
+    count = int(store.targets[rows].sum())
+    logits = _targets(logits.flatten(0, 1), labels, count).float()
+    if store.task == 'tokens': return logits
+    aims = _targets(labels.flatten(), labels, count).long()
+    return torch.stack([F.cross_entropy(logits, aims, reduction='none'), (logits.argmax(1) == aims).float()], 1)
 
 # %% ../nbs/33_engine.ipynb #b2baa8ac
 @patch
@@ -551,16 +540,15 @@ def predict(self: Engine,
     self._check(store)
     order = np.argsort(store.lengths[rows], kind='stable')
     self.model.eval()
-    out = []
+    outputs = []
     with self.averaged(), self.precision.applied(), self.precision.autocast():
-        for part in np.array_split(rows[order], max(1, -(-len(rows) // batch))):
-            pad_to = min(-(-int(store.lengths[part].max()) // 8) * 8, store.max_length)
-            found = _outputs(self, store, part, pad_to)
-            out.append(found if on_device else found.cpu())
+        for micro in Layout(rows=batch).cut(rows[order], store.lengths, store.max_length):
+            output = _outputs(self, store, micro.rows, micro.width)
+            outputs.append(output if on_device else output.cpu())
     counts = np.ones(len(rows), dtype=int) if store.targets is None else store.targets[rows]
-    starts = np.cumsum(counts[order]) - counts[order] # where each row begins in what was found
+    starts = np.cumsum(counts[order]) - counts[order] # where each row begins in the outputs
     back = np.concatenate([np.arange(s, s + n) for s, n in zip(starts[np.argsort(order, kind='stable')], counts)])
-    return torch.cat(out)[torch.as_tensor(back, device=out[0].device)]
+    return torch.cat(outputs)[torch.as_tensor(back, device=outputs[0].device)]
 
 # %% ../nbs/33_engine.ipynb #e71646f7
 @patch
@@ -570,34 +558,20 @@ def answers(self: Engine,
 ) -> torch.Tensor: # labels of what `predict` gives, on the store's device
     "Labels of rows, or of their tokens that have a target"
     rows = np.asarray(rows)
-    if store.targets is None: return store.labels[torch.as_tensor(rows, device=store.labels.device)]
+    gather = lambda index: store.labels[torch.as_tensor(index, device=store.labels.device)]
+    if store.targets is None: return gather(rows)
     ends = np.concatenate([[0], np.cumsum(store.lengths)])
-    places = np.concatenate([np.arange(ends[r], ends[r + 1]) for r in rows])
-    found = store.labels[torch.as_tensor(places, device=store.labels.device)]
-    return found[_target_places(found, int(store.targets[rows].sum()))]
-
-# %% ../nbs/33_engine.ipynb #c5f73d0f
-@patch
-@contextmanager
-@torch.no_grad()
-def averaged(self: Engine):
-    "The moving average in the place of the weights inside; nothing without one"
-    if self.average is None: yield; return
-    own = {n: p.detach().clone() for n, p in self._trained()}
-    try:
-        for n, p in self._trained(): p.copy_(self.average[n])
-        yield
-    finally:
-        for n, p in self._trained(): p.copy_(own[n])
+    labels = gather(np.concatenate([np.arange(ends[r], ends[r + 1]) for r in rows]))
+    return _targets(labels, labels, int(store.targets[rows].sum()))
 
 # %% ../nbs/33_engine.ipynb #985a59f5
 @patch
 def keep_best(self: Engine):
     "Remember the weights as they are"
-    with self.averaged():
+    with self.averaged(), torch.no_grad():
         if self.best is None: self.best = self._copy()
         else:
-            for name, tensor in self._tensors().items(): self.best[name].copy_(tensor.detach())
+            for name, tensor in self._tensors().items(): self.best[name].copy_(tensor)
 
 @patch
 def restore_best(self: Engine):
@@ -609,19 +583,18 @@ def restore_best(self: Engine):
 # %% ../nbs/33_engine.ipynb #93dd3346
 def _plain_parts(name, value):
     "A tensor by name, or the inner tensors of one that is a shell around them (quantised states)"
-    if not isinstance(value, torch.Tensor):
-        return {name: torch.tensor(value, dtype=torch.float64)} if isinstance(value, (int, float)) else {}
+    if isinstance(value, (int, float)): return {name: torch.tensor(value, dtype=torch.float64)}
+    if not isinstance(value, torch.Tensor): return {}
     if type(value) in (torch.Tensor, torch.nn.Parameter): return {name: value.detach()}
-    parts = (_plain_parts(f'{name}.{inner}', getattr(value, inner)) for inner in value.__tensor_flatten__()[0])
-    return {k: v for part in parts for k, v in part.items()}
+    parts = {}
+    for inner in value.__tensor_flatten__()[0]: parts |= _plain_parts(f'{name}.{inner}', getattr(value, inner))
+    return parts
 
-def _optimizer_parts(engine):
-    order = [p for g in engine.optimizer.param_groups for p in g['params']]
-    found = {}
-    for n, p in enumerate(order):
-        for key, value in engine.optimizer.state.get(p, {}).items():
-            found.update(_plain_parts(f'optimizer.{n}.{key}', value))
-    return found
+def _optimizer_states(optimizer):
+    "(name, state, key) of each value of the optimizer's state"
+    for n, p in enumerate(p for g in optimizer.param_groups for p in g['params']):
+        state = optimizer.state.get(p, {})
+        for key in [*state]: yield f'optimizer.{n}.{key}', state, key
 
 # %% ../nbs/33_engine.ipynb #2f2cbcaa
 @patch
@@ -629,11 +602,12 @@ def state(self: Engine,
     best: bool = True # with the remembered weights
 ) -> dict[str, torch.Tensor]: # not copied
     "All tensors that training changes: weights, optimizer, average, best weights"
-    found = {f'model.{k}': v.detach() for k, v in self._tensors().items()} | _optimizer_parts(self)
-    if self.average is not None: found |= {f'average.{k}': v for k, v in self.average.items()}
-    if best and self.best is not None: found |= {f'best.{k}': v for k, v in self.best.items()}
-    scaler = {} if self.scaler is None else self.scaler.state_dict()
-    return found | {f'scaler.{k}': torch.tensor(float(v), dtype=torch.float64) for k, v in scaler.items()}
+    tensors = {f'model.{k}': v.detach() for k, v in self._tensors().items()}
+    for name, state, key in _optimizer_states(self.optimizer): tensors |= _plain_parts(name, state[key])
+    tensors |= {f'average.{k}': v for k, v in (self.average or {}).items()}
+    if best: tensors |= {f'best.{k}': v for k, v in (self.best or {}).items()}
+    scaler = self.scaler.state_dict() if self.scaler else {}
+    return tensors | {f'scaler.{k}': torch.tensor(float(v), dtype=torch.float64) for k, v in scaler.items()}
 
 # %% ../nbs/33_engine.ipynb #5fab611d
 @patch
@@ -642,51 +616,48 @@ def load_state(self: Engine,
     state: dict[str, torch.Tensor] # of `state`; best weights that it lacks stay as they are
 ):
     "In place, as `state` was. Raises `InputError` where it is of another model or optimizer."
-    if any(k.startswith('optimizer.') for k in state): _make_state(self) if not self.optimizer.state else None
-    elif self.kind == 'adamw': _empty(self.optimizer)
-    else: self.optimizer.state.clear()
-    if any(k.startswith('best.') for k in state) and self.best is None: self.best = self._copy()
-    own = self.state()
-    for name, value in state.items():
-        if name.startswith('scaler.'): continue
-        if name not in own or own[name].shape != value.shape:
+    has = lambda part: any(k.startswith(part) for k in state)
+    if not has('optimizer.'): _empty(self.optimizer) if self.kind == 'adamw' else self.optimizer.state.clear()
+    elif not self.optimizer.state: _make_state(self)
+    if has('best.') and self.best is None: self.best = self._copy()
+    present = self.state()
+    values = {k: v for k, v in state.items() if not k.startswith('scaler.')}
+    for name, value in values.items():
+        if name not in present or present[name].shape != value.shape:
             raise InputError(f'{name} of shape {tuple(value.shape)} has no place in this engine; '
                              'the state is of another model or optimizer')
-    lost = next((k for k in own if k not in state and not k.startswith(('best.', 'optimizer.'))), None)
+    lost = next((k for k in present if k not in state and not k.startswith(('best.', 'optimizer.'))), None)
     if lost: raise InputError(f'the state lacks {lost}; it is of another model')
-    for name, value in state.items():
-        if not name.startswith('scaler.'): own[name].copy_(value)
-    for n, p in enumerate(p for g in self.optimizer.param_groups for p in g['params']):
-        for key, value in self.optimizer.state.get(p, {}).items():
-            if isinstance(value, (int, float)):
-                self.optimizer.state[p][key] = type(value)(state[f'optimizer.{n}.{key}'].item())
-    if not self.scaler: return
-    own = self.scaler.state_dict()
-    self.scaler.load_state_dict({k: type(v)(state[f'scaler.{k}'].item()) for k, v in own.items()})
+    for name, value in values.items(): present[name].copy_(value)
+    for name, inner, key in _optimizer_states(self.optimizer):
+        if isinstance(inner[key], (int, float)): inner[key] = type(inner[key])(state[name].item())
+    scaler = self.scaler.state_dict() if self.scaler else {}
+    if scaler: self.scaler.load_state_dict({k: type(v)(state[f'scaler.{k}'].item()) for k, v in scaler.items()})
 
 # %% ../nbs/33_engine.ipynb #186fca4f
 @patch
 @contextmanager
 def preserved(self: Engine):
     "Everything is as before when the block ends, see `batch_finder.preserved`"
-    best, scaler, weights = self.best, self.scaler and self.scaler.state_dict(), self.class_weights
-    average = None if self.average is None else {k: v.clone() for k, v in self.average.items()}
+    names = 'best', 'class_weights', 'host_weights', 'scaler'
+    values = {name: getattr(self, name) for name in names} | dict(updating=False)
+    values['average'] = self.average and {k: v.clone() for k, v in self.average.items()}
     try:
-        with preserved(self.model, self.optimizer): yield self
-    finally:
-        self.best, self.average, self.updating, self.class_weights = best, average, False, weights
-        if self.scaler: # a new one: the old may carry marks of a step that failed
-            self.scaler = self.precision.make_scaler()
-            self.scaler.load_state_dict(scaler)
+        with preserved(self.model, self.optimizer, self.scaler): yield self
+    finally: self.__dict__.update(values)
 
 # %% ../nbs/33_engine.ipynb #5a356543
 @patch
-def own_attention(self: Engine, store: TokenStore) -> Choice | None: # None: the model's
+def own_cut(self: Engine) -> Choice | None: # None: steps are cut by `layout`
+    "Rows at once of an engine that cuts steps its own way, and reads only their rows"
+
+@patch
+def attention_override(self: Engine, store: TokenStore) -> Choice | None: # None: the model's
     "Attention that this engine puts in the place of the model's"
 
 @patch
 @contextmanager
-def plainly(self: Engine):
+def eager_steps(self: Engine):
     "Steps inside are those of this class, on rows that are padded as a micro-batch says"
     yield self
 
@@ -696,17 +667,17 @@ def attention_of(
     rows: int = 2 # of the step
 ) -> Choice: # backends of torch's attention; "the model's own" where it calls none
     "Which attention really runs in a training step; afterwards everything is as before"
-    here = store.to(engine.device)
+    data = store.to(engine.device)
+    if override := engine.attention_override(data): return override
     learnt = np.arange(len(store)) if store.targets is None else np.flatnonzero(store.targets)
-    if known := engine.own_attention(here): return known
     step = [MicroBatch(learnt[:rows], store.max_length)]
-    with engine.plainly(), engine.preserved(): ran = attention_ran(lambda: engine.step(here, step))
-    taken = getattr(engine.model.config, '_attn_implementation', None) or 'eager'
-    if ran: return Choice(', '.join(ran), 'what really ran in a training step')
-    if taken not in ('eager', 'sdpa'):
-        return Choice(taken, 'as the model was set; it does not call the attention of torch')
-    reason = f'what really ran in a training step: {taken}, which does not call the attention of torch'
-    return Choice("the model's own", reason)
+    with engine.eager_steps(), engine.preserved(): ran = attention_ran(lambda: engine.step(data, step))
+    setting = getattr(engine.model.config, '_attn_implementation', None) or 'eager'
+    reason = 'what really ran in a training step'
+    if ran: return Choice(', '.join(ran), reason)
+    if setting in ('eager', 'sdpa'):
+        return Choice("the model's own", f'{reason}: {setting}, which does not call the attention of torch')
+    return Choice(setting, 'as the model was set; it does not call the attention of torch')
 
 ATTENTIONS = 'attention that the model has' # what decisions call it
 
@@ -717,4 +688,9 @@ def attentions_had(
     return Choice(', '.join(model_attentions(engine.model)), f'what transformers says of {type(engine.model).__name__}')
 
 # %% ../nbs/33_engine.ipynb #c7958071
+def packing(engine, store, tokens=0):
+    "The name of `Layout('packed').call` in earlier versions"
+    warnings.warn("packing is now Layout('packed').call", DeprecationWarning, stacklevel=2)
+    return Layout('packed').call(engine, store, tokens)
+
 __getattr__ = moved(__name__, 'store', 'models', 'packing', 'sizes')

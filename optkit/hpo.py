@@ -21,7 +21,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import Trial, TrialState
 from tqdm.auto import tqdm
 
-from .base import InputError, moved
+from .base import first_line, InputError, moved
 from .batch_finder import is_out_of_memory
 from .trainer import Trainer
 from .strategies import BracketSampling, Course, follow, Strategy, told_value
@@ -278,12 +278,10 @@ def fail(self: Search, run: Running, reason: str, constraint: str | None, amount
 @patch
 def refuse(self: Search, run: Running, error: optuna.TrialPruned):
     "As in `study.optimize`: the space or the runner raised it for parameters that it does not want"
-    reason, queued = _first_line(error), isinstance(error, Misfit)
+    reason, queued = first_line(error, 200), isinstance(error, Misfit)
     if queued: self.say(f'trial {run.trial.number} failed, {reason}')
     # a sampler must not learn a space without the parameter
     self.fail(run, reason, None, state=TrialState.FAIL if queued else None)
-
-def _first_line(error): return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 # %% ../nbs/55_hpo.ipynb #dd764aee
 @patch
@@ -306,7 +304,7 @@ def _attempt(self: Search, run, params): # parameters of another attempt; None: 
     if params is None: return self.fail(run, 'out of memory', 'memory', run.excess)
     built = getattr(self.plan.runner, 'build_seconds', 0.)
     try: verdict = self._follow(run, params)
-    except FloatingPointError as exc: return self.fail(run, _first_line(exc), 'finite', 1.)
+    except FloatingPointError as exc: return self.fail(run, first_line(exc, 200), 'finite', 1.)
     except optuna.TrialPruned as exc: return self.refuse(run, exc)
     except (RuntimeError, MemoryError) as exc:
         if not is_out_of_memory(exc): raise

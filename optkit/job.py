@@ -681,7 +681,7 @@ def _do_batch(self: Job):
     config, decisions, plan = plan_sizes(self.engine, on_device, self._base(), rows)
     if self._is_fast: self.decide('steps', 'fast engine', decisions.pop()[1].reason)
     if plan is None or self.config.layout == 'packed':
-        with self.engine.plainly(): plan = plan_batch(self.engine, on_device, rows, layout='padded')
+        with self.engine.eager_steps(): plan = plan_batch(self.engine, on_device, rows, layout='padded')
         reason = f'of the padded rows of the ladder; {plan.reason}'
         decisions.append(('physical batch', Choice(plan.physical, reason)))
     size = f'{plan.physical} rows, accumulation {plan.accumulation} for {rows} rows a step'

@@ -14,7 +14,7 @@ from pickle import UnpicklingError
 
 import torch
 
-from .base import Choice, InputError
+from .base import Choice, first_line, InputError
 from .precision import text_config
 from .store import TokenStore
 from .batch_finder import is_out_of_memory
@@ -43,13 +43,6 @@ def demo_model_folder() -> Path: # holds config.json, model.safetensors and the 
     check_weights(folder / 'model.safetensors', DEMO_SHA256)
     return folder
 
-# %% ../nbs/31_models.ipynb #8d2bc890
-def first_line(
-    exc: BaseException # any exception
-) -> str: # at most 160 characters
-    "The first line of an exception's message, or its type where it has none"
-    return str(exc).strip().splitlines()[0][:160] if str(exc).strip() else type(exc).__name__
-
 # %% ../nbs/31_models.ipynb #402ada73
 def weight_files(
     folder: str | Path # of a model
@@ -59,11 +52,11 @@ def weight_files(
 
 # %% ../nbs/31_models.ipynb #104c7775
 def _check_config(name, path):
-    try: config = json.loads(path.read_text('utf-8'))
+    try: kind = type(json.loads(path.read_text('utf-8')))
     except (OSError, ValueError, RecursionError) as exc:
         raise InputError(f'{name}: its config.json is not a valid JSON file ({first_line(exc)})') from None
-    if not isinstance(config, dict): raise InputError(
-        f'{name}: its config.json holds a {type(config).__name__}, expected an object; save the model again')
+    if kind is not dict: raise InputError(
+        f'{name}: its config.json holds a {kind.__name__}, expected an object; save the model again')
 
 # %% ../nbs/31_models.ipynb #57b53e4b
 def model_source(
@@ -78,14 +71,14 @@ def model_source(
         reason = getattr(exc, 'strerror', None) or exc
         raise InputError(f'{name[:60]}: no such model folder ({reason})') from None
     if not looks_local: return name
-    if not folder.is_dir(): raise InputError(f'{name}: no such model folder')
-    if (folder / 'adapter_config.json').is_file():
-        raise InputError(f'{name}: holds an adapter; load its base, or a model that peft has merged (merge_and_unload)')
-    if not (folder / 'config.json').is_file():
-        raise InputError(f'{name}: holds no config.json, so it is no model folder of transformers')
-    _check_config(name, folder / 'config.json')
-    if not weight_files(folder): raise InputError(
-        f'{name}: holds no weights; expected .safetensors files or pytorch_model.bin of save_pretrained')
+    problem, config = '', folder / 'config.json'
+    if not folder.is_dir(): problem = 'no such model folder'
+    elif (folder / 'adapter_config.json').is_file():
+        problem = 'holds an adapter; load its base, or a model that peft has merged (merge_and_unload)'
+    elif not config.is_file(): problem = 'holds no config.json, so it is no model folder of transformers'
+    elif _check_config(name, config) or not weight_files(folder):
+        problem = 'holds no weights; expected .safetensors files or pytorch_model.bin of save_pretrained'
+    if problem: raise InputError(f'{name}: {problem}')
     return str(folder)
 
 # %% ../nbs/31_models.ipynb #42d46182
@@ -189,7 +182,6 @@ def _with_character_map(tokenizer, source):
 # %% ../nbs/31_models.ipynb #804a7e77
 _VOCABULARIES = ('tokenizer.json', 'vocab.*', 'merges.txt', '*.model', '*.tiktoken')
 
-# %% ../nbs/31_models.ipynb #8732c667
 def load_tokenizer(
     name: str # see `model_source`
 ): # a fast tokenizer with a padding token
@@ -222,14 +214,14 @@ def seeded(
 # %% ../nbs/31_models.ipynb #a23c1de2
 def choose_head(
     classes: tuple[str, ...], # class names of the data
-    known: dict[int, str] # `id2label` of the model
+    labels: dict[int, str] # `id2label` of the model
 ) -> Choice: # outputs of the model for the classes, in their order; None: those that it has stay, or are new
     "Which outputs of a model stand for the classes: by name, without regard to case where that is unambiguous"
     for normal in (str, lambda name: str(name).strip().casefold()):
-        outputs, names = {normal(v): int(k) for k, v in known.items()}, [normal(c) for c in classes]
-        if len(outputs) < len(known) or len({*names}) < len(names) or not outputs.keys() >= {*names}: continue
+        outputs, names = {normal(v): int(k) for k, v in labels.items()}, [normal(c) for c in classes]
+        if len(outputs) < len(labels) or len({*names}) < len(names) or not outputs.keys() >= {*names}: continue
         rows = tuple(outputs[name] for name in names)
-        if rows == tuple(range(len(known))): return Choice(None, 'the model has these labels in this order')
+        if rows == tuple(range(len(labels))): return Choice(None, 'the model has these labels in this order')
         return Choice(rows, 'the model knows these labels by name; its outputs move with the names')
     return Choice(None, 'the model does not name these labels')
 
@@ -335,10 +327,9 @@ def model_length(
 # %% ../nbs/31_models.ipynb #94115ee0
 def _check_vocabulary(model, store):
     "Raises `InputError` for a token without an embedding"
-    least, largest = int(store.tokens.min().item()), int(store.tokens.max().item())
+    least, largest = map(int, torch.aminmax(store.tokens))
     if least < 0: raise InputError(f'the store holds the token {least}, expected ids from 0 on')
-    if not hasattr(embeddings := _embeddings(model), 'weight'): return
-    vocabulary = embeddings.weight.shape[0]
+    vocabulary = getattr(getattr(_embeddings(model), 'weight', None), 'shape', (math.inf,))[0]
     remedies = [('token', largest, 'take the tokenizer of this model'),
                 ('padding token', store.pad_id, "set the tokenizer's pad_token to a token of this model")]
     for what, token, remedy in remedies:
@@ -353,8 +344,8 @@ def _embedding_layers(model):
 def _check_segments(model, store):
     "Raises `InputError` for a segment without an embedding"
     count = next((m.num_embeddings for name, m in _embedding_layers(model) if 'token_type' in name), None)
-    if store.type_ids is None or not count or (segment := int(store.type_ids.max().item())) < count: return
-    raise InputError(
+    segment = 0 if store.type_ids is None else int(store.type_ids.max())
+    if count and segment >= count: raise InputError(
         f'the store holds the segment {segment}, but {type(model).__name__} knows {count} (type_vocab_size); '
         'give one text a row, or a tokenizer without token_type_ids')
 
@@ -376,12 +367,10 @@ def check_tokens(
 _PROBLEM_TYPES = dict(classification='single_label_classification', multilabel='multi_label_classification',
                       regression='regression')
 
-# %% ../nbs/31_models.ipynb #52afb280
 def _summarises_padding(model): # XLNet
     summarises = getattr(model.config, 'summary_type', '') in ('last', 'mean')
     return summarises and any(name.endswith('sequence_summary') for name, _ in model.named_modules())
 
-# %% ../nbs/31_models.ipynb #26e404f6
 # without a mask, or with a convolution or sums over the padding too
 _READ_PADDING = ('canine', 'convbert', 'fnet', 'mobilebert', 'nystromformer')
 
@@ -394,9 +383,10 @@ def settle_config(
     `InputError` where their numbers contradict the model's names."""
     config, names, kind = model.config, tuple(map(str, store.classes)), type(model).__name__
     outputs = {int(k): str(v) for k, v in sorted((getattr(config, 'id2label', None) or {}).items())}
-    numbered = names == tuple(map(str, range(len(names)))) # numbers name nothing
+    order = tuple(range(len(names)))
+    numbered = names == tuple(map(str, order)) # numbers name nothing
     named = not numbered and store.task != 'causal' and len(names) <= len(outputs)
-    if named and choose_head(names, outputs).value not in (None, tuple(range(len(names)))):
+    if named and choose_head(names, outputs).value not in (None, order):
         remedy = 'load it with load_model(name, store.classes)' # which makes classifiers of whole rows
         if store.targets is not None: remedy = 'give the labels as the numbers that the model has for them'
         raise InputError(f"the classes of the store are {', '.join(names)}, but {kind} has "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from .base import Choice, InputError, seconds_of
+from .base import Choice, error_line, InputError, seconds_of
 from .cards import Hardware
 from .hardware import detect
 from .records import results_folder
@@ -23,7 +23,7 @@ from .page import ENOUGH
 from .ladder import BASELINE, plain_step
 from .workloads import bench_of, same_sides, timed_sides
 from .ledger import problem, read_ledger
-from .bench import error_line, facts_of, settle
+from .bench import facts_of, settle
 
 # %% ../nbs/76_optimize.ipynb #b430b445
 CANDIDATES = ( # field values of `TrainConfig`, and the claim that stands for them; labels exact and rounding only

@@ -7,6 +7,7 @@ __all__ = ['Packing', 'packing_problem']
 
 # %% ../nbs/32_packing.ipynb #8c12c082
 import inspect
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,82 +23,114 @@ from .models import OFFSET_POSITIONS
 def _block_mask(segments, causal=False, window=None):
     "Which token sees which: bool [1, 1, tokens, tokens]"
     seen = segments[:, None, :, None] == segments[:, None, None, :]
-    place = torch.arange(segments.shape[1], device=segments.device)
-    ahead = place[:, None] - place[None]
+    index = torch.arange(segments.shape[1], device=segments.device)
+    ahead = index[:, None] - index[None]
     if causal: seen = seen & (ahead >= 0)
     if window: seen = seen & ((ahead if causal else ahead.abs()) < window)
     return seen
 
+# %% ../nbs/32_packing.ipynb #d8ab7303
 def _window(config):
     "Tokens that a layer with a sliding window sees to each side, itself included; None without such layers"
     if 'sliding_attention' not in (getattr(config, 'layer_types', None) or ['sliding_attention']): return None
-    if (width := getattr(config, 'local_attention', None)): return width // 2 + 1
+    if width := getattr(config, 'local_attention', None): return width // 2 + 1
     return getattr(config, 'sliding_window', None)
+
+# %% ../nbs/32_packing.ipynb #449c7088
+def _padded_places(offsets, tokens, longest):
+    "Sequences of a pack as a padded batch: which of its entries are real, and where in the pack their tokens are"
+    index = torch.arange(longest, device=offsets.device)[None]
+    return index < offsets.diff()[:, None], (offsets[:-1, None] + index).clamp(max=tokens - 1)
+
+# %% ../nbs/32_packing.ipynb #b3999fcd
+NOT_PACKED = "choose the layout 'sorted' or 'padded'"
+
+def _never_packed(model, base, config): # '': nothing is known against it
+    batch_norm = torch.nn.modules.batchnorm._BatchNorm
+    odd = {*(getattr(config, 'layer_types', None) or ())} - {'full_attention', 'sliding_attention'}
+    if base is None or base is model: return 'has no encoder of its own that could be packed'
+    if odd: return f"has layers of the kind {', '.join(sorted(odd))}, which cannot be packed"
+    if getattr(config, 'attention_type', '') == 'block_sparse': return 'attends in blocks, which cannot be packed'
+    if any(isinstance(m, batch_norm) for m in model.modules()):
+        return 'normalises over a batch, which packing would change'
+    return ''
 
 # %% ../nbs/32_packing.ipynb #33610ec8
 class Packing:
     "Calls a model on packs as if each sequence came alone"
-    def __init__(self, model, per_token: bool): # logits are for tokens, and stay one row
+    def __init__(self, model, per_token: bool): # whether logits are of tokens, which stay one row
         self.model, self.config, self.per_token = model, text_config(model), per_token
-        self.base = getattr(model, getattr(model, 'base_model_prefix', '') or ' ', None)
-        if self.base is None or self.base is model: raise InputError(f'{type(model).__name__} has no encoder of its own that could be packed; {NOT_PACKED}')
-        self.takes = set(inspect.signature(self.base.forward).parameters)
-        self.encoder = getattr(self.base, 'encoder', None)
-        self.own_mask = hasattr(self.encoder, 'get_attention_mask') # DeBERTa makes its table in the encoder, and multiplies the embeddings by the mask of padding
-        kinds = set(getattr(self.config, 'layer_types', None) or ())
-        if odd := kinds - {'full_attention', 'sliding_attention'}: raise InputError(f"{type(model).__name__} has layers of the kind {', '.join(sorted(odd))}, which cannot be packed; {NOT_PACKED}")
-        if getattr(self.config, 'attention_type', '') == 'block_sparse': raise InputError(f'{type(model).__name__} attends in blocks of places, which cannot be packed; {NOT_PACKED}')
-        if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()): raise InputError(f'{type(model).__name__} normalises over a batch, which packing would change; {NOT_PACKED}')
-        self.types = any(name.endswith('token_type_embeddings') for name, _ in self.base.named_modules()) # others add token types to tokens
-        self.causal = any(getattr(m, 'is_causal', False) for m in self.base.modules())
+        self.base = base = getattr(model, getattr(model, 'base_model_prefix', '') or ' ', None)
+        why = _never_packed(model, base, self.config)
+        if why: raise InputError(f'{type(model).__name__} {why}; {NOT_PACKED}')
+        self.takes = {*inspect.signature(base.forward).parameters}
+        self.encoder = getattr(base, 'encoder', None)
+        # DeBERTa makes its table in the encoder, and multiplies the embeddings by the mask of padding
+        self.own_mask = hasattr(self.encoder, 'get_attention_mask')
+        # other models add token types to tokens
+        self.types = any(name.endswith('token_type_embeddings') for name, _ in base.named_modules())
+        self.causal = any(getattr(m, 'is_causal', False) for m in base.modules())
         self.shift = self.config.pad_token_id + 1 if self.config.model_type in OFFSET_POSITIONS else 0
 
-    def _masks(self, inputs):
-        kinds, window = sorted(set(getattr(self.config, 'layer_types', None) or ())), _window(self.config)
-        make = lambda kind: _block_mask(inputs['segments'], self.causal, window if kind != 'full_attention' else None)
-        masks = {kind: make(kind) for kind in kinds or ['all']}
-        if self.config._attn_implementation == 'eager' and not self.own_mask: # is added to the scores
-            dtype = next(self.base.parameters()).dtype
-            masks = {k: torch.zeros(m.shape, dtype=dtype, device=m.device).masked_fill_(~m, torch.finfo(dtype).min) for k, m in masks.items()}
-        return masks if 'sliding_attention' in kinds else masks[kinds[0] if kinds else 'all']
+# %% ../nbs/32_packing.ipynb #5eed902b
+@patch
+def _mask(self: Packing, segments, window):
+    mask = _block_mask(segments, self.causal, window)
+    if self.config._attn_implementation != 'eager' or self.own_mask: return mask
+    dtype = next(self.base.parameters()).dtype # is added to the scores
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+@patch
+def _masks(self: Packing, inputs):
+    "The table of attention, or one of each kind of layer where some have a window"
+    kinds = sorted({*(getattr(self.config, 'layer_types', None) or ['all'])})
+    window = lambda kind: None if kind == 'full_attention' else _window(self.config)
+    masks = {kind: self._mask(inputs['segments'], window(kind)) for kind in kinds}
+    return masks if 'sliding_attention' in kinds else masks[kinds[0]]
 
 # %% ../nbs/32_packing.ipynb #d1232375
 @patch
 def _packed_inputs(self: Packing, inputs):
-    found = dict(input_ids=inputs['input_ids'], attention_mask=torch.ones_like(inputs['input_ids']) if self.own_mask else self._masks(inputs))
-    if 'position_ids' in self.takes: found['position_ids'] = inputs['position_ids'] + self.shift
-    if 'token_type_ids' in self.takes and (self.types or 'token_type_ids' in inputs): found['token_type_ids'] = inputs.get('token_type_ids', torch.zeros_like(inputs['input_ids']))
-    if 'use_cache' in self.takes: found['use_cache'] = False
-    return found
+    "What the base model takes of a pack"
+    ids = inputs['input_ids']
+    optional = dict(position_ids=inputs['position_ids'] + self.shift, use_cache=False)
+    if self.types or 'token_type_ids' in inputs:
+        optional['token_type_ids'] = inputs.get('token_type_ids', torch.zeros_like(ids))
+    mask = torch.ones_like(ids) if self.own_mask else self._masks(inputs)
+    return dict(input_ids=ids, attention_mask=mask) | {k: v for k, v in optional.items() if k in self.takes}
 
 # %% ../nbs/32_packing.ipynb #3a944b84
+_BATCH = ('input_ids', 'attention_mask', 'position_ids', 'token_type_ids', 'inputs_embeds', 'use_cache')
+
 @patch
 def _hooks(self: Packing, inputs, unpack):
     "Hooks for one call: packed inputs into the base model, padded hidden states out of its encoder"
-    swap = lambda module, args, kwargs: ((), {k: v for k, v in kwargs.items() if k not in _BATCH} | self._packed_inputs(inputs))
+    def swap(module, args, kwargs):
+        return (), {k: v for k, v in kwargs.items() if k not in _BATCH} | self._packed_inputs(inputs)
+    def table(module, args, kwargs):
+        return (), dict(zip(inspect.signature(module.forward).parameters, args)) | kwargs | dict(attention_mask=mask)
+    def padded(module, args, output):
+        if isinstance(output, tuple): return (unpack(output[0]), *output[1:])
+        output['last_hidden_state'] = unpack(output['last_hidden_state'])
+        return output
     yield self.base.register_forward_pre_hook(swap, with_kwargs=True)
     if self.own_mask:
         mask = self._masks(inputs)
-        def table(module, args, kwargs):
-            names = list(inspect.signature(module.forward).parameters)[:len(args)]
-            return (), dict(zip(names, args)) | kwargs | dict(attention_mask=mask)
         yield self.encoder.register_forward_pre_hook(table, with_kwargs=True)
-    if unpack is not None:
-        def padded(module, args, output):
-            if isinstance(output, tuple): return (unpack(output[0]), *output[1:])
-            output['last_hidden_state'] = unpack(output['last_hidden_state'])
-            return output
-        pooled = getattr(self.base, 'pooler', None) is not None and self.encoder is not None
-        yield (self.encoder if pooled else self.base).register_forward_hook(padded)
+    pooled = getattr(self.base, 'pooler', None) is not None and self.encoder is not None
+    if unpack is not None: yield (self.encoder if pooled else self.base).register_forward_hook(padded)
 
 # %% ../nbs/32_packing.ipynb #c658891c
 @patch
 def __call__(self: Packing, inputs):
-    "Logits of a pack, see `data.packed_of`: [sequences, classes], or [1, tokens, classes]"
-    real, index = _padded_places(inputs['offsets'], inputs['input_ids'].shape[1], inputs['longest'])
-    unpack = None if self.per_token else lambda hidden: hidden[0][index] * real[..., None]
-    outer = dict(input_ids=inputs['input_ids'], attention_mask=inputs['attention_mask'])
-    if not self.per_token: outer = dict(input_ids=torch.where(real, inputs['input_ids'][0][index], self.config.pad_token_id or 0), attention_mask=real.long())
+    "Logits of a pack, see `steps.packed_of`: [sequences, classes], or [1, tokens, classes]"
+    ids, unpack = inputs['input_ids'], None
+    outer = dict(input_ids=ids, attention_mask=inputs['attention_mask'])
+    if not self.per_token:
+        real, index = _padded_places(inputs['offsets'], ids.shape[1], inputs['longest'])
+        padded = torch.where(real, ids[0][index], self.config.pad_token_id or 0)
+        outer = dict(input_ids=padded, attention_mask=real.long())
+        unpack = lambda hidden: hidden[0][index] * real[..., None]
     hooks = []
     try:
         hooks.extend(self._hooks(inputs, unpack))
@@ -105,35 +138,30 @@ def __call__(self: Packing, inputs):
     finally:
         for hook in hooks: hook.remove()
 
-# %% ../nbs/32_packing.ipynb #767f357e
-_BATCH = ('input_ids', 'attention_mask', 'position_ids', 'token_type_ids', 'inputs_embeds', 'use_cache')
-NOT_PACKED = "choose the layout 'sorted' or 'padded'"
-
-def _padded_places(offsets, tokens, longest):
-    "Where each sequence of a pack lies in a padded batch: which places are real, and where in the pack their tokens are"
-    place = torch.arange(longest, device=offsets.device)[None]
-    return place < offsets.diff()[:, None], (offsets[:-1, None] + place).clamp(max=tokens - 1)
-
 # %% ../nbs/32_packing.ipynb #a69c4314
+_SPECIAL = 'pad_token_id', 'bos_token_id', 'eos_token_id', 'cls_token_id', 'sep_token_id'
+
 def packing_trial_store(config, max_length, task):
     "A store of three rows: a short one, a longer one (longer than a sliding window), and one of the short one's length"
     config = text_config(config)
-    window = _window(config) or 0
-    longer = max(2, min(max_length, max(9, 2 * window + 5)))
-    lengths = np.array([min(5, max_length), longer, min(5, max_length)])
-    size, total = config.vocab_size, int(lengths.sum())
-    special = {getattr(config, k, None) for k in ('pad_token_id', 'bos_token_id', 'eos_token_id', 'cls_token_id', 'sep_token_id')}
-    words = np.array([t for t in range(size // 4, size // 4 + 2 * total + 8) if t < size and t not in special])
-    tokens = words[np.random.default_rng(0).permutation(np.resize(np.arange(len(words)), total))]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return TokenStore(torch.from_numpy(tokens.astype(np.int32)), torch.from_numpy(offsets), torch.zeros(total if task in ('tokens', 'causal') else 3, dtype=torch.int64), None, lengths, (),
-                      longer, config.pad_token_id or 0, lengths, task, lengths)
-
-# %% ../nbs/32_packing.ipynb #bd3e6121
-def _rows_of_pack(logits, micro, per_token):
-    return [logits[0, micro.offsets[n]:micro.offsets[n + 1]] if per_token else logits[n] for n in range(len(micro.rows))]
+    short, longer = min(5, max_length), max(2, min(max_length, max(9, 2 * (_window(config) or 0) + 5)))
+    lengths, size = np.array([short, longer, short]), config.vocab_size
+    total, special = int(lengths.sum()), {getattr(config, k, None) for k in _SPECIAL}
+    words = np.array([t for t in range(size // 4, min(size, size // 4 + 2 * total + 8)) if t not in special])
+    tokens = words[np.random.default_rng(0).permutation(np.resize(np.arange(len(words)), total))].astype(np.int32)
+    labels = torch.zeros(total if task in ('tokens', 'causal') else 3, dtype=torch.int64)
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+    return TokenStore(torch.from_numpy(tokens), offsets, labels, None, lengths, (), longer, config.pad_token_id or 0,
+                      lengths, task, lengths)
 
 # %% ../nbs/32_packing.ipynb #315329af
+def _packed_logits(call, trial, tokens, *rows):
+    "Logits of each of these rows in a pack"
+    ends = np.concatenate([[0], np.cumsum(trial.lengths[list(rows)])])
+    logits = call(packed_of(trial, MicroBatch(np.array(rows), max(tokens, int(ends[-1]) + 3), ends))[0]).float()
+    return [logits[0, a:b] if call.per_token else logits[n] for n, (a, b) in enumerate(zip(ends, ends[1:]))]
+
+# %% ../nbs/32_packing.ipynb #9a0aef1c
 @torch.no_grad()
 def packing_problem(
     call: Packing,
@@ -141,18 +169,16 @@ def packing_problem(
     tokens: int = 0 # of the longest pack: some models attend otherwise from a certain length on
 ) -> str: # '': none
     "What is wrong when two rows go through the model as a pack"
-    device, model = next(call.model.parameters()).device, call.model
-    trial = packing_trial_store(model.config, store.max_length, store.task).to(device)
-    def packed(*rows):
-        ends = np.concatenate([[0], np.cumsum(trial.lengths[list(rows)])])
-        micro = MicroBatch(np.array(rows), max(tokens, int(ends[-1]) + 3), ends)
-        return _rows_of_pack(call(packed_of(trial, micro)[0]).float(), micro, call.per_token)
-    padded = model(**batch_of(trial, [0, 1], trial.longest)[0]).logits.float()
+    weights = next(call.model.parameters())
+    trial = packing_trial_store(call.model.config, store.max_length, store.task).to(weights.device)
+    packed = partial(_packed_logits, call, trial, tokens)
+    padded = call.model(**batch_of(trial, [0, 1], trial.longest)[0]).logits.float()
     want = [padded[n, :trial.lengths[n]] if call.per_token else padded[n] for n in range(2)]
     scale = max(1e-6, max(w.abs().max().item() for w in want))
-    rounding = {torch.float32: 1e-4, torch.float64: 1e-6}.get(next(model.parameters()).dtype, 3e-2)
+    rounding = {torch.float32: 1e-4, torch.float64: 1e-6}.get(weights.dtype, 3e-2)
     differ = lambda a, b: not torch.isfinite(a).all() or (a - b).abs().max().item() / scale
     (first, second), (last, before) = packed(0, 1), packed(1, 0)
-    if (worst := max(map(differ, (first, second, before, last), (want[0], want[1], want[0], want[1])))) > rounding: return f'logits of a pack differ from those of a padded batch by {worst:.1g} of their size'
+    if (off := max(map(differ, (first, second, before, last), want * 2))) > rounding:
+        return f'logits of a pack differ from those of a padded batch by {off:.1g} of their size'
     leak = max(differ(packed(2, 1)[1], second), differ(packed(1, 2)[0], last)) # only the other sequence has changed
     return f'a sequence of a pack sees its neighbour (logits change by {leak:.1g} of their size)' if leak > 1e-6 else ''

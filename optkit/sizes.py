@@ -8,38 +8,40 @@ __all__ = ['StepProbe', 'EvaluationProbe', 'PackProbe', 'plan_batch', 'plan_tabl
 
 # %% ../nbs/34_sizes.ipynb #bcdd901a
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 
 from .base import Choice
 from .precision import text_config
 from .store import TokenStore
-from .steps import MicroBatch
+from .steps import Layout, MicroBatch
 from .batch_finder import BatchPlan, find_batch_size, find_batch_table, find_max_tokens, MemoryProbe
 from .engine import CHECKPOINTING, choose_checkpointing, drop_partial_state, Engine, set_checkpointing
 
 # %% ../nbs/34_sizes.ipynb #8a50b798
 @contextmanager
 def _alone(engine):
-    "Steps inside wait for no other rank, but take the room of the exchange of gradients"
-    if engine.ranks is None:
-        yield
-        return
+    "Steps inside wait for no other rank, but take the memory of the exchange of gradients"
     ranks, backward = engine.ranks, engine._backward
-    def with_room(*args):
+    def with_exchange(*args):
         total, counts = backward(*args), {}
         for _, p in engine._trained():
             counts[p.dtype] = counts.get(p.dtype, 0) + (p.numel() if p.grad is not None else 0)
         for dtype, count in counts.items(): torch.empty(count, dtype=dtype, device=engine.device)
         return total
-    engine.ranks, engine._backward = None, with_room
+    if ranks is not None: engine.ranks, engine._backward = None, with_exchange
     try: yield
     finally:
-        engine.ranks = ranks
-        del engine._backward
+        if ranks is not None:
+            engine.ranks = ranks
+            del engine._backward
 
 # %% ../nbs/34_sizes.ipynb #1503133b
+def _up_to(n, multiple): return -(-n // multiple) * multiple
+
 class StepProbe(MemoryProbe):
     "Trains that many of the longest rows and returns what the device held; None without a GPU"
     def __init__(self,
@@ -48,9 +50,9 @@ class StepProbe(MemoryProbe):
         length: int | None = None, # tokens that rows are padded to; None: the longest row, as layouts pad it
         effective: int | None = None # rows of an optimizer step: fewer make two micro-batches; None: always one
     ):
-        super().__init__(self._train, engine.device, engine.optimizer, self._clean)
+        super().__init__(self._train, engine.device, engine.optimizer, self._drop_step)
         self.engine, self.store, self.effective = engine, store, effective
-        self.pad_to = length or min(-(-int(store.lengths.max()) // 8) * 8, store.max_length)
+        self.pad_to = length or min(_up_to(int(store.lengths.max()), 8), store.max_length)
         rows = np.flatnonzero(store.lengths <= self.pad_to)
         if not len(rows):
             raise ValueError(f'no row has at most {length} tokens; the shortest has {store.lengths.min()}')
@@ -63,7 +65,7 @@ class StepProbe(MemoryProbe):
         return [MicroBatch(self._rows(batch), self.pad_to)] * (2 if twice else 1)
     def _train(self, batch):
         with _alone(self.engine): self.engine.step(self.store, self._micro(batch))
-    def _clean(self): # half of the optimizer's state may be what did not fit
+    def _drop_step(self): # half of the optimizer's state may be what did not fit
         self.engine._clear_gradients()
         drop_partial_state(self.engine)
 
@@ -79,11 +81,13 @@ class EvaluationProbe(StepProbe):
 class PackProbe(StepProbe):
     "Trains two packs of that many tokens: one of the longest rows, and one of a long row among short ones"
     def _pack(self, rows, tokens):
-        count = int(np.searchsorted(np.cumsum(self.store.lengths[rows]), tokens, side='right'))
-        return MicroBatch(rows[:count], tokens, np.concatenate([[0], np.cumsum(self.store.lengths[rows[:count]])]))
+        ends = np.cumsum(self.store.lengths[rows])
+        ends = ends[:np.searchsorted(ends, tokens, side='right')]
+        return MicroBatch(rows[:len(ends)], tokens, np.concatenate([[0], ends]))
     def _micro(self, tokens):
         long = self._pack(self._rows(-(-tokens // int(self.store.lengths.min()))), tokens)
-        rows, lengths = self.order[::-1], self.store.lengths[self.order[::-1]]
+        rows = self.order[::-1]
+        lengths = self.store.lengths[rows]
         shorter = np.searchsorted(np.cumsum(lengths), tokens - lengths, side='right') # rows beside each row
         shorter = np.minimum(shorter, np.arange(len(rows)))
         if self.effective: shorter = np.minimum(shorter, self.effective - 1)
@@ -91,17 +95,18 @@ class PackProbe(StepProbe):
         return [long, self._pack(np.concatenate([rows[most:most + 1], rows[:shorter[most]]]), tokens)]
 
 # %% ../nbs/34_sizes.ipynb #f0b0da38
-def _room(engine, headroom, limit, on_gpu, elsewhere, ranks):
+def _search_limits(engine, headroom, limit, ranks, on_gpu=4096, elsewhere=64):
     "Arguments of the finders that follow from the engine's device and ranks"
     cuda = engine.device.type == 'cuda'
-    if limit is None: limit = on_gpu if cuda else elsewhere
+    if limit is None: limit = on_gpu if cuda else elsewhere # where a GPU refuses, a system kills
     return dict(headroom=headroom, limit=limit, capacity=torch.cuda.mem_get_info()[1] if cuda else None,
                 ranks=engine.votes if ranks is None else ranks)
 
-def _share(effective, ranks):
+def _share(engine, effective, ranks):
     "Rows of an optimizer step that fall to one rank"
     if effective < 1: raise ValueError(f'effective is {effective}, expected at least 1')
-    return effective if ranks is None else -(-effective // torch.distributed.get_world_size(ranks))
+    group = engine.votes if ranks is None else ranks
+    return effective if group is None else -(-effective // torch.distributed.get_world_size(group))
 
 # %% ../nbs/34_sizes.ipynb #4e5db48f
 def plan_batch(
@@ -116,10 +121,10 @@ def plan_batch(
     "Find the physical batch with real steps and leave the engine as it was"
     if layout == 'packed':
         raise ValueError("the layout 'packed' has a budget of tokens instead of rows; call plan_tokens")
-    share = _share(effective, engine.votes if ranks is None else ranks)
+    share = _share(engine, effective, ranks)
     probe = StepProbe(engine, store, store.max_length if layout == 'full' else None, share)
-    room = _room(engine, headroom, limit, 4096, min(share, 64), ranks) # where a GPU refuses, a system kills
-    with engine.preserved(): return find_batch_size(probe, share, share, longest=probe.pad_to, **room)
+    limits = _search_limits(engine, headroom, limit, ranks, elsewhere=min(share, 64))
+    with engine.preserved(): return find_batch_size(probe, share, share, longest=probe.pad_to, **limits)
 
 # %% ../nbs/34_sizes.ipynb #18a7db6a
 def plan_table(
@@ -132,10 +137,10 @@ def plan_table(
     ranks = None # as for `plan_batch`
 ) -> dict[int, BatchPlan]: # by length
     "Find the physical batch of each length with real steps and leave the engine as it was"
-    share = _share(effective, engine.votes if ranks is None else ranks)
-    room = _room(engine, headroom, limit, 4096, min(share, 64), ranks)
+    share = _share(engine, effective, ranks)
+    limits = _search_limits(engine, headroom, limit, ranks, elsewhere=min(share, 64))
     probe_of = lambda length: StepProbe(engine, store, length, share)
-    with engine.preserved(): return find_batch_table(probe_of, lengths, share, start=share, **room)
+    with engine.preserved(): return find_batch_table(probe_of, lengths, share, start=share, **limits)
 
 # %% ../nbs/34_sizes.ipynb #c5f0c6d8
 def plan_tokens(
@@ -147,11 +152,11 @@ def plan_tokens(
     effective: int | None = None # rows of an optimizer step, on all ranks: no pack holds more; None: all of the store
 ) -> BatchPlan: # `max_tokens` is for `Layout('packed', tokens=...)`
     "Find the tokens of a pack with real steps and leave the engine as it was"
-    share = None if effective is None else _share(effective, engine.votes if ranks is None else ranks)
+    share = None if effective is None else _share(engine, effective, ranks)
     probe = PackProbe(engine, store, None, share)
-    least = -(-probe.longest // 64) * 64
-    room = _room(engine, headroom, limit, max(least, 2**18), max(least, 4096), ranks)
-    with engine.preserved(): return find_max_tokens(probe, probe.longest, **room)
+    least = _up_to(probe.longest, 64)
+    limits = _search_limits(engine, headroom, limit, ranks, max(least, 2**18), max(least, 4096))
+    with engine.preserved(): return find_max_tokens(probe, probe.longest, **limits)
 
 # %% ../nbs/34_sizes.ipynb #dad11974
 def plan_evaluation(
@@ -162,8 +167,46 @@ def plan_evaluation(
     ranks = None # as for `plan_batch`
 ) -> BatchPlan: # `physical` rows at once
     "Find the rows that can be predicted at once, forward only, and leave the engine as it was"
-    probe, room = EvaluationProbe(engine, store), _room(engine, headroom, limit, 4096, 64, ranks)
-    with engine.preserved(): return find_batch_size(probe, start=64, longest=probe.pad_to, **room)
+    probe, limits = EvaluationProbe(engine, store), _search_limits(engine, headroom, limit, ranks)
+    with engine.preserved(): return find_batch_size(probe, start=64, longest=probe.pad_to, **limits)
+
+# %% ../nbs/34_sizes.ipynb #647eeb42
+def _rows_by_length(engine, store, plan, effective, headroom, limit):
+    "A table of rows for shorter lengths, where a step of the longest rows has to be cut"
+    if plan.accumulation == 1: return Choice(None, f'a whole step of {plan.effective} of the longest rows fits')
+    quartiles = (np.quantile(store.lengths, q, method='higher') for q in (.25, .5, .75))
+    lengths = sorted({int(min(_up_to(n, 8), plan.longest)) for n in quartiles} - {plan.longest})
+    if not lengths: return Choice(None, 'most rows are as long as the longest')
+    plans, most = plan_table(engine, store, tuple(lengths), effective, headroom, limit), plan.physical
+    table = {tokens: max(probe.batch for probe in p.tried if probe.fits) for tokens, p in plans.items()}
+    if max(table.values()) <= most: return Choice(None, f'shorter rows let no more than {most} through')
+    words = ', '.join(f'{rows} of up to {tokens} tokens' for tokens, rows in table.items())
+    return Choice(tuple((tokens, max(rows, most)) for tokens, rows in table.items()),
+                  f'{most} of the longest rows fit, of shorter ones more: {words}')
+
+# %% ../nbs/34_sizes.ipynb #f4f54063
+@patch
+def fitted(self: Layout,
+    engine: Engine,
+    store: TokenStore, # on the engine's device
+    effective: int, # rows of an optimizer step, on all ranks
+    headroom: float = .02, # share of the card's memory that stays free
+    limit: int | None = None # rows to try at most, as for `plan_batch`
+) -> tuple[Layout, list[tuple[str, Choice]], BatchPlan | None]: # with sizes; decisions by name; what was measured
+    "Measure the rows or tokens at once that this layout leaves open; the engine stays as it was"
+    if self.name == 'packed' and self.tokens is None:
+        longest = int(store.lengths.max())
+        most = 2**18 if engine.device.type == 'cuda' else 4096
+        step = min(most, _up_to(effective * longest, 64)) # tokens; no step holds more
+        plan = plan_tokens(engine, store, headroom, max(_up_to(longest, 64), step), effective=effective)
+        return replace(self, tokens=plan.max_tokens), [('tokens of a pack', Choice(plan.max_tokens, plan.reason))], plan
+    if self.name == 'packed' or self.rows is not None: return self, [], None
+    plan = plan_batch(engine, store, effective, headroom, limit, layout=self.name)
+    reason = f'accumulation {plan.accumulation} for {effective} rows a step; {plan.reason}'
+    layout, decisions = replace(self, rows=plan.physical), [('physical batch', Choice(plan.physical, reason))]
+    if self.name not in ('sorted', 'grouped') or self.table: return layout, decisions, plan
+    table = _rows_by_length(engine, store, plan, effective, headroom, limit)
+    return replace(layout, table=table.value), [*decisions, ('rows by length', table)], plan
 
 # %% ../nbs/34_sizes.ipynb #12a6a33b
 def plan_checkpointing(
@@ -178,9 +221,7 @@ def plan_checkpointing(
     for mode in CHECKPOINTING:
         set_checkpointing(engine.model, mode)
         try: plans[mode] = plan_batch(engine, store, effective, **kwargs)
-        except MemoryError:
-            fits[mode] = 0
-            continue
+        except MemoryError: continue
         fits[mode] = max(p.batch for p in plans[mode].tried if p.fits)
         if fits[mode] >= min(enough, effective): break
     choice = choose_checkpointing(fits, effective, enough)

@@ -30,7 +30,7 @@ from .fast import fast_problem
 from .progress import read_progress
 from .config import parse_settings, TrainConfig
 from .build import new_layers
-from .trainer import CHANGES_NOTHING
+from .trainer import ROUNDING_ONLY_FIELDS
 from .run_folder import at_work
 from .claims import claims
 
@@ -442,7 +442,7 @@ def diff(
     "The fields in which two configurations differ"
     plain = lambda value: [*value] if isinstance(value, (list, tuple)) else value # a file of JSON has lists for tuples
     pairs = ((f.name, getattr(a, f.name), getattr(b, f.name)) for f in fields(TrainConfig))
-    return ConfigDiff(tuple((name, x, y, name not in CHANGES_NOTHING and name != 'precision')
+    return ConfigDiff(tuple((name, x, y, name not in ROUNDING_ONLY_FIELDS and name != 'precision')
                             for name, x, y in pairs if plain(x) != plain(y)))
 
 # %% ../nbs/75_status.ipynb #00006e97

@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy import event, make_url, URL
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
-from .base import Choice, InputError
+from .base import Choice, first_line, InputError
 
 # %% ../nbs/52_storage.ipynb #6b28fb59
 HEARTBEAT, GRACE = 60, 180 # seconds between heartbeats; seconds without one after which a trial is stale
@@ -81,12 +81,9 @@ def _open_relational(url, path=None):
             storage = _create_storage(url, options)
             return _with_write_ahead_log(storage) if path else storage
     except (ImportError, NoSuchModuleError) as exc:
-        raise InputError(f'{name}: the driver of this database is missing ({_first_line(exc)}); install it') from None
+        raise InputError(f'{name}: the driver of this database is missing ({first_line(exc)}); install it') from None
     except (DatabaseError, RuntimeError, OSError) as exc:
-        raise InputError(f'{name}: {_why_closed(_first_line(exc))}') from None
-
-# %% ../nbs/52_storage.ipynb #4d445664
-def _first_line(exc): return (str(exc).splitlines() or [type(exc).__name__])[0][:120]
+        raise InputError(f'{name}: {_why_closed(first_line(exc))}') from None
 
 # %% ../nbs/52_storage.ipynb #2a25d3d7
 def _why_closed(message): # of a database or the system
@@ -144,7 +141,7 @@ def _open_journal(path):
     try:
         with silent(): return JournalStorage(JournalFileBackend(str(path)))
     except (ValueError, KeyError, AssertionError, OSError) as exc:
-        reason = f'is no journal of a study or is damaged ({_first_line(exc)})'
+        reason = f'is no journal of a study or is damaged ({first_line(exc)})'
         raise InputError(f'{path}: {reason}; use another file') from None
 
 # %% ../nbs/52_storage.ipynb #59e3dd2b
@@ -192,7 +189,7 @@ def losing(name: str): # of the study
     "Turn errors of a database that fails while a study runs into one line"
     try: yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as exc:
-        message = _first_line(getattr(exc.__cause__ or exc, 'orig', None) or exc)
+        message = first_line(getattr(exc.__cause__ or exc, 'orig', None) or exc)
         raise StorageLost(f'the storage of study {name!r} cannot be written to any more ({message}); '
                           'what ended is kept, and the same call goes on') from exc
 
@@ -202,7 +199,7 @@ def writing(name: str): # of the study
     "Turn errors of a database that cannot be written to into one line"
     try: yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError) as exc:
-        message = _first_line(exc.__cause__ or exc)
+        message = first_line(exc.__cause__ or exc)
         raise InputError(f'the storage of study {name!r} cannot be reached or written to ({message}); '
                          'use another place') from None
 

@@ -11,7 +11,7 @@ from optkit.folds import stratified_folds
 from optkit.hardware import detect
 from optkit.config import TrainConfig
 from optkit.build import make_engine
-from optkit.trainer import CHANGES_NOTHING, fold_runner, Trainer
+from optkit.trainer import ROUNDING_ONLY_FIELDS, fold_runner, Trainer
 
 
 @pytest.fixture(scope='module')
@@ -80,7 +80,7 @@ def test_what_cannot_be_noised_is_refused_before_anything_runs(tmp_path):
     for store, device in ((SimpleNamespace(task='causal', tokens=torch.zeros(1)), 'cpu'), (SimpleNamespace(task='classification', tokens=torch.zeros(1)), 'cuda')):
         with pytest.raises(InputError, match='augment'): check_augment(.1, 'swap', store, device)
         check_augment(0., 'swap', store, device)
-    assert TrainConfig().augment == 0 and 'augment' not in CHANGES_NOTHING
+    assert TrainConfig().augment == 0 and 'augment' not in ROUNDING_ONLY_FIELDS
 
 
 def test_rows_without_frames_swap_no_token_with_their_neighbours():

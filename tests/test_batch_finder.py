@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from optkit.batch_finder import (
     accumulation_for, find_batch_size, is_out_of_memory, next_probe, predict_limit, predict_peak, Probe)
 from optkit.batch_finder import (
-    exchange_nothing, find_batch_table, find_max_tokens, MemoryProbe, Peak, planned_updates, preserved, worst)
+    exchange_nothing, find_batch_table, find_max_tokens, MemoryProbe, merge_rank_probes, Peak, planned_updates, preserved)
 from optkit.table import Table, table_from
 from optkit.store import tokenise, word_tokenizer
 from optkit.steps import LAYOUT_LABELS, steps
@@ -222,8 +222,8 @@ def test_the_physical_batch_of_any_plan_ran(truth, effective, start):
     assert plan.physical * plan.accumulation >= effective > plan.physical * (plan.accumulation - 1)
 
 
-@pytest.mark.parametrize('settings, what', [(dict(effective=0), 'effective is 0'), (dict(effective=-1), 'effective is -1'), (dict(effective=8.), 'effective is 8.0'), (dict(limit=0), 'limit is 0'), (dict(limit=1e2), 'limit is 100.0'),
-                                            (dict(start=8.5), 'start is 8.5'), (dict(start=0), 'start is 0'), (dict(tolerance=-1.), 'tolerance is -1'), (dict(tolerance=1.), 'tolerance is 1'), (dict(headroom=1.), 'headroom is 1')])
+@pytest.mark.parametrize('settings, what', [(dict(effective=0), 'effective 0:'), (dict(effective=-1), 'effective -1:'), (dict(effective=8.), 'effective 8.0:'), (dict(limit=0), 'limit 0:'), (dict(limit=1e2), 'limit 100.0:'),
+                                            (dict(start=8.5), 'start 8.5:'), (dict(start=0), 'start 0:'), (dict(tolerance=-1.), 'tolerance is -1'), (dict(tolerance=1.), 'tolerance is 1'), (dict(headroom=1.), 'headroom is 1')])
 def test_bad_settings_are_refused_before_the_first_probe(settings, what):
     def probe(n): raise AssertionError('a probe ran')
     with pytest.raises(ValueError, match=what): find_batch_size(probe, **settings)
@@ -573,8 +573,8 @@ def test_updates_do_not_depend_on_the_physical_batch(rows, effective, epochs, up
 
 def test_the_worst_rank_decides():
     a, b = Probe(8, 5, True, '', 4, 3, 1), Probe(8, 7, True, '', 6, None, 2)
-    assert worst([a, b]) == Probe(8, 7, True, '', 6, 3, 2)
-    assert worst([a, Probe(8, None, False, 'out of memory')]).note == 'rank 1: out of memory' and not worst([a, Probe(8, None, False, 'x')]).fits
+    assert merge_rank_probes([a, b]) == Probe(8, 7, True, '', 6, 3, 2)
+    assert merge_rank_probes([a, Probe(8, None, False, 'out of memory')]).note == 'rank 1: out of memory' and not merge_rank_probes([a, Probe(8, None, False, 'x')]).fits
 
 
 RANK = '''
@@ -992,4 +992,4 @@ def test_readings_that_are_none_are_refused(bytes_):
 
 
 def test_a_length_of_nothing_is_refused():
-    with pytest.raises(ValueError, match='length is 0'): find_batch_table(lambda length: lambda rows: 1, [0, 8], capacity=100)
+    with pytest.raises(ValueError, match='length 0:'): find_batch_table(lambda length: lambda rows: 1, [0, 8], capacity=100)

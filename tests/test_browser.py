@@ -287,7 +287,7 @@ def test_the_claims_are_filtered_and_a_study_looked_back_at(page, lab):
     page.shot('study-back')
 
 
-@pytest.mark.parametrize('name', ['08_example_pairs', '08a_example_maxed_out'])
+@pytest.mark.parametrize('name', ['01_example_pairs', '02_example_maxed_out'])
 def test_the_examples_run_with_their_views_live(page, lab, name):
     address, folder = lab
     text = (ROOT / 'nbs' / f'{name}.ipynb').read_text()

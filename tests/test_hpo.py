@@ -13,7 +13,6 @@ from optuna.trial import TrialState
 from optkit import storage as storage_module
 from optkit import study as study_module
 from optkit.base import InputError
-from optkit.base import seconds_of
 from optkit.simulator import simulated_runner
 from optkit.storage import sqlite_storage
 from optkit.space import (
@@ -534,10 +533,6 @@ def test_a_budget_ends_a_study_and_a_larger_one_goes_on(storage):
     assert n < states(second).count('complete') and [t.value for t in second.trials[:n]] == [t.value for t in first.trials[:n]]
     asked = [t for t in second.trials if 'resumed_from' in t.user_attrs]
     assert asked and asked[0].params == first.trials[asked[0].user_attrs['resumed_from']].params
-
-
-@pytest.mark.parametrize('text, seconds', [('8h', 28800), ('90m', 5400), ('1h30m', 5400), ('1 d', 86400), (5, 5), ('7', 7), ('0.5h', 1800)])
-def test_durations(text, seconds): assert seconds_of(text) == seconds
 
 
 # --- where it is kept

@@ -18,7 +18,7 @@ from optkit.steps import (
 from optkit.config import parse_settings, TrainConfig
 from optkit.models import example_model
 from optkit.packing import Packing, packing_problem
-from optkit.engine import Engine, packing, step_weight
+from optkit.engine import Engine, step_weight
 from optkit.hardware import hardware_with
 from optkit.precision import choose_precision
 
@@ -38,6 +38,9 @@ FAMILIES = {  # class, configuration, attention
     'modernbert': ('ModernBert', WINDOWS, 'sdpa'), 'modernbert, mean': ('ModernBert', dict(WINDOWS, classifier_pooling='mean'), 'eager'),
     'llama': ('Llama', HEADS, 'sdpa'), 'qwen2, window': ('Qwen2', dict(HEADS, use_sliding_window=True, sliding_window=4, max_window_layers=1), 'sdpa'), 'qwen3': ('Qwen3', dict(HEADS, head_dim=16), 'eager'),
     'mistral, window': ('Mistral', dict(HEADS, sliding_window=6), 'sdpa')}
+
+
+def packing(engine, store, tokens=0): return Layout('packed').call(engine, store, tokens)
 
 
 def model_of(family, head='ForSequenceClassification', labels=3, **changes):

@@ -19,7 +19,7 @@ from optkit.hardware import hardware_with
 from optkit.progress import Beside, live, Meter, Progress, read_progress
 from optkit.config import TrainConfig
 from optkit.build import make_engine
-from optkit.trainer import Position, Trainer
+from optkit.trainer import RunState, Trainer
 
 torch.set_num_threads(1)
 HERE = hardware_with(None)
@@ -347,10 +347,10 @@ def test_memory_is_flat_over_epochs(store, only_new_objects):
 
 def test_a_checkpoint_from_before_layouts_is_read():
     "Its record held the parts of the layout one by one, without the name"
-    old = json.loads(json.dumps(Position(12, done=5).to_dict()))
+    old = json.loads(json.dumps(RunState(12, done=5).to_dict()))
     del old['layout']
-    read = lambda name, *parts: Position.from_dict(old | dict(zip(('physical', 'max_tokens', 'table'), parts)), name).layout
+    read = lambda name, *parts: RunState.from_dict(old | dict(zip(('physical', 'max_tokens', 'table'), parts)), name).layout
     assert read('sorted', 4, None, [[16, 8]]) == Layout('sorted', 4, None, ((16, 8),))
     assert read('packed', 0, 640, None) == Layout('packed', tokens=640) and read('padded', 0, None, None) == Layout('padded')
-    now = Position(12, layout=Layout('packed', tokens=96))
-    assert Position.from_dict(json.loads(json.dumps(now.to_dict()))) == now
+    now = RunState(12, layout=Layout('packed', tokens=96))
+    assert RunState.from_dict(json.loads(json.dumps(now.to_dict()))) == now

@@ -105,14 +105,14 @@ def test_padded_rows_are_measured_as_they_are_padded(card, store, layout, length
 
 
 def test_what_is_given_is_not_measured(store, monkeypatch):
-    for name in ('plan_batch', 'plan_table', 'plan_tokens'): monkeypatch.setattr(optkit.trainer, name, lambda *a, **k: pytest.fail('measured'))
+    for name in ('plan_batch', 'plan_table', 'plan_tokens'): monkeypatch.setattr(optkit.sizes, name, lambda *a, **k: pytest.fail('measured'))
     for config in (TrainConfig(physical_batch=4), TrainConfig(layout='packed', max_tokens=128)):
         found, decisions, plan = plan_sizes(engine_of(), store, config, limit=16)
         assert replace(found, eval_batch=64) == config and plan is None and found.eval_batch == 16
 
 
 def test_the_fast_engine_sizes_itself(store, monkeypatch):
-    for name in ('plan_batch', 'plan_evaluation'): monkeypatch.setattr(optkit.trainer, name, lambda *a, **k: pytest.fail('measured'))
+    for name in ('plan_batch', 'plan_evaluation'): monkeypatch.setattr(optkit.sizes, name, lambda *a, **k: pytest.fail('measured'))
     config = TrainConfig(fast=True)
     found, decisions, _ = plan_sizes(engine_of(fast=True), store, config)
     assert found == config and 'shapes of its own' in decisions[0][1].reason
