@@ -23,6 +23,7 @@ from .steps import batch_of, is_cut, Layout, row_numbers
 from .batch_finder import is_out_of_memory
 from .packing import packing_trial_store
 from .engine import Engine, step_weight
+from .disentangled import disentangled_problem
 from .slots import choose_shapes, cut, length_ladder, masked_loss, PaddedCall, PlacedPacking, Shape, StaticBatch
 
 # %% ../nbs/37_fast.ipynb #9b38a947
@@ -45,10 +46,11 @@ def end_to_end_problem(
     compute: str, # format
     depth: int # of a head
 ) -> str: # '': none
-    "Why rows need places inside attention, and cannot be taken end to end by flash attention"
+    "Why rows need places inside attention, and cannot be taken end to end"
+    if 'deberta' in kinds and (problem := disentangled_problem(device, capability, depth)): return problem
+    if 'bert' not in kinds: return ''
     card = '.'.join(map(str, capability or ()))
     reasons = {
-        'products with positions need places': kinds != {'bert'},
         f'flash attention needs a GPU, the device is {device}': device != 'cuda',
         f'flash attention computes in 16 bits, not in {compute}': compute not in ('bf16', 'fp16'),
         f'flash attention needs capability 8.0, this GPU has {card}': capability is not None and capability < (8, 0),
@@ -538,7 +540,7 @@ def eager_steps(self: FastEngine):
 def attention_override(self: FastEngine, store: TokenStore) -> Choice | None: # see `Engine.attention_override`
     "Attention in places or end to end, where rows go that way"
     if self.reason or isinstance(call := self.call_for(store), PaddedCall): return None
-    if call.end_to_end: return Choice('flash', 'rows of any lengths go end to end through it, in the fast engine')
+    if call.end_to_end: return Choice('disentangled' if call.relative else 'flash', 'rows of any lengths go end to end through it, in the fast engine')
     reason = 'the fast engine puts each row into a place of its length'
     if call.native: return Choice("the model's own, in places", f'{reason}, where the attention of transformers runs')
     return Choice('in places', f'{reason}, see 35_attention')

@@ -22,6 +22,7 @@ from .table import IGNORED
 from .store import TokenStore
 from .packing import Packing
 from .attention import attention_kind, in_places, Places, position_rows, renew, without_projections
+from .disentangled import distances, whole_disentangled, whole_disentangled_back
 
 # %% ../nbs/36_slots.ipynb #2110f189
 @dataclass(frozen=True)
@@ -294,9 +295,13 @@ def set_places(self: PlacedPacking, shape: Shape, inputs: dict):
     p.use()
     if self.native: p.own = [self._native_inputs(n, l, mask) for (n, l), mask in zip(shape.slots, p.masks)]
     elif self.relative is not None:
-        if shape.slots not in self.known:
-            self.known[shape.slots] = position_rows(self.relative, [l for _, l in shape.slots], lengths.device)
-        p.far, p.onehot = self.known[shape.slots]
+        key = p.longest or shape.slots
+        if key not in self.known and self.end_to_end: self.known[key] = distances(self.relative, p.longest, lengths.device), None
+        elif key not in self.known: self.known[key] = position_rows(self.relative, [l for _, l in shape.slots], lengths.device)
+        p.far, p.onehot = self.known[key]
+        if self.end_to_end:
+            p.kernels = whole_disentangled, whole_disentangled_back
+            p.seed = torch.randint(2**62, (1,), device=lengths.device) # each replay of a graph draws another
 
 # %% ../nbs/36_slots.ipynb #ac0d63b7
 @patch
