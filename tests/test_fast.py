@@ -18,6 +18,7 @@ from optkit.store import with_labels
 from optkit.models import example_model
 from optkit.engine import Engine
 from optkit.slots import choose_shapes, Costs, cut, fill, length_ladder, PaddedCall, PlacedPacking, Shape, StaticBatch
+from optkit.disentangled import triton
 from optkit.fast import end_to_end_problem, fast_problem, FastEngine, padded_shapes, places_problem
 from optkit.hardware import detect, hardware_with
 from optkit.precision import choose_precision
@@ -457,7 +458,7 @@ def test_how_often_attention_of_transformers_is_compiled(name, monkeypatch):
 def test_why_rows_need_places():
     good = dict(kinds={'bert'}, device='cuda', capability=(8, 6), compute='bf16', depth=64)
     assert end_to_end_problem(**good) == ''
-    for change, said in ((dict(kinds={'deberta'}), 'positions'), (dict(device='cpu', capability=None), 'the device is cpu'), (dict(compute='fp32'), 'not in fp32'), (dict(capability=(7, 5)), 'this GPU has 7.5'), (dict(depth=12), 'these have 12')):
+    for change, said in ((dict(kinds={'deberta'}, depth=48), '48' if triton else 'Triton'), (dict(device='cpu', capability=None), 'the device is cpu'), (dict(compute='fp32'), 'not in fp32'), (dict(capability=(7, 5)), 'this GPU has 7.5'), (dict(depth=12), 'these have 12')):
         assert said in end_to_end_problem(**good | change)
 
 
