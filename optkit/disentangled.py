@@ -371,14 +371,13 @@ def _launch_side(keys, tensors, sides, grads, qkv, out, far, ends, seed, shift, 
     launch(config)
 
 # %% ../nbs/36_disentangled.ipynb #aea78f54
-def _runs(t): return triton is not None and (t.is_cuda or INTERPRETED)
+def _runs(t): # by kernels
+    return triton is not None and (t.is_cuda or INTERPRETED)
 
 @torch.library.custom_op('optkit::disentangled', mutates_args=())
 def _op(qkv: torch.Tensor, pos_key: torch.Tensor | None, pos_query: torch.Tensor | None, far: torch.Tensor,
         ends: torch.Tensor, seed: torch.Tensor, scale: float, dropout: float) -> tuple[torch.Tensor, torch.Tensor]:
-    if _runs(qkv): return _launch_forward(qkv, pos_key, pos_query, far, ends, seed, 0, scale, dropout)
-    out = plain_disentangled(*qkv.unbind(1), pos_key, pos_query, far, ends, scale, dropout, seed)
-    return out, qkv.new_zeros(qkv.shape[2], len(qkv), dtype=torch.float32)
+    return _launch_forward(qkv, pos_key, pos_query, far, ends, seed, 0, scale, dropout)
 
 @_op.register_fake
 def _(qkv, pos_key, pos_query, far, ends, seed, scale, dropout):
@@ -391,20 +390,11 @@ def _back_op(grad: torch.Tensor, qkv: torch.Tensor, pos_key: torch.Tensor | None
              far: torch.Tensor, ends: torch.Tensor, seed: torch.Tensor, scale: float, dropout: float, out: torch.Tensor,
              lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     tables = [t for t in (pos_key, pos_query) if t is not None]
-    if _runs(qkv):
-        into, *grads = _launch_backward(
-            grad.contiguous(), qkv, pos_key, pos_query, far, ends, seed, 0, scale, dropout, out, lse)
-        grads = [into, *(g.to(t.dtype) for g, t in zip((g for g in grads if g is not None), tables))]
-    else: grads = _plain_back(grad, qkv, pos_key, pos_query, far, ends, seed, scale, dropout)
+    into, *grads = _launch_backward(
+        grad.contiguous(), qkv, pos_key, pos_query, far, ends, seed, 0, scale, dropout, out, lse)
+    grads = [into, *(g.to(t.dtype) for g, t in zip((g for g in grads if g is not None), tables))]
     found = iter(grads[1:])
     return grads[0], *(qkv.new_empty(0) if t is None else next(found) for t in (pos_key, pos_query))
-
-def _plain_back(grad, qkv, *args):
-    pos_key, pos_query, far, ends, seed, scale, dropout = args
-    with torch.enable_grad():
-        qkv, pos_key, pos_query = (None if t is None else t.detach().requires_grad_() for t in (qkv, pos_key, pos_query))
-        out = plain_disentangled(*qkv.unbind(1), pos_key, pos_query, far, ends, scale, dropout, seed)
-        return torch.autograd.grad(out, [t for t in (qkv, pos_key, pos_query) if t is not None], grad)
 
 @_back_op.register_fake
 def _(grad, qkv, pos_key, pos_query, far, ends, seed, scale, dropout, out, lse):
@@ -438,6 +428,7 @@ def disentangled_attention(
     "DeBERTa's attention of rows that lie end to end, each as if it came alone"
     if seed is None: seed = torch.randint(2**62, (1,), device=qkv.device) if dropout else ends.new_zeros(1, dtype=torch.int64)
     qkv, pos_key, pos_query = (None if t is None else t.contiguous() for t in (qkv, pos_key, pos_query))
+    if not _runs(qkv): return plain_disentangled(*qkv.unbind(1), pos_key, pos_query, far, ends, scale, dropout, seed)
     return _op(qkv, pos_key, pos_query, far, ends, seed, scale, dropout)[0]
 
 # %% ../nbs/36_disentangled.ipynb #e914a863
