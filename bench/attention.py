@@ -38,10 +38,11 @@ class Work:
     def __init__(self, kind, tokens, heads, depth, device, dtype):
         torch.manual_seed(0)
         self.lengths, self.shape = lengths_of(kind, tokens), (heads, depth)
-        self.module = DisentangledSelfAttention(DebertaV2Config(
+        self.config = DebertaV2Config(
             hidden_size=heads * depth, num_attention_heads=heads, hidden_dropout_prob=0.,
             attention_probs_dropout_prob=0., max_relative_positions=-1, max_position_embeddings=512,
-            relative_attention=True, position_buckets=256, pos_att_type=['p2c', 'c2p'], share_att_key=True)).to(device)
+            relative_attention=True, position_buckets=256, pos_att_type=['p2c', 'c2p'], share_att_key=True)
+        self.module = DisentangledSelfAttention(self.config).to(device)
         draw = lambda *shape: torch.randn(*shape, heads, depth, device=device).to(dtype).requires_grad_()
         self.qkv, self.pos_key, self.pos_query = draw(tokens, 3), draw(512), draw(512)
         self.inputs, self.sent = [self.qkv, self.pos_key, self.pos_query], torch.randn_like(self.qkv[:, 0])
@@ -80,18 +81,25 @@ class Work:
         return known[length]
 
     def disentangled_flash(self, dropout):
-        from disentangled_flash.position import pad_position_table, SharedPositionPlanCache
+        "With the launch configurations that its module takes by default"
+        from disentangled_flash import TritonTrainingDisentangledSelfAttention
+        from disentangled_flash.position import pad_position_table
         from disentangled_flash.training._kernels import training_attention_packed
-        if 'plan' not in self.__dict__:
-            self.plan = SharedPositionPlanCache(
-                position_buckets=256, max_relative_positions=512, position_embedding_size=256,
-                uses_position_bias=True).compact(max(self.lengths), self.qkv.device)
+        if 'peer' not in self.__dict__:
+            self.peer = TritonTrainingDisentangledSelfAttention(self.config).to(self.qkv.device)
+            self.plan = self.peer.position_plan_cache.compact(max(self.lengths), self.qkv.device)
+        options = dict(
+            hidden_states=self.qkv, sequence_length=max(self.lengths), batch_heads=len(self.lengths) * self.shape[0],
+            active_slots=len(self.plan.active_slots), has_c2p=True, has_p2c=True, layout='packed',
+            uses_padding_mask=False, has_dropout=dropout > 0)
+        phases = dict(forward_config='training_forward', dq_config='backward_dq', dkv_config='backward_dkv')
+        configs = {n: self.peer._resolve_kernel_config(**options, phase=p) for n, p in phases.items()}
         tables = [pad_position_table(t[self.plan.active_slots].transpose(0, 1).contiguous())
                   for t in (self.pos_key, self.pos_query)]
         return training_attention_packed(
             *(t.transpose(0, 1) for t in self.qkv.unbind(1)), *tables, self.plan.delta_to_local, self.ends,
             max_seqlen=max(self.lengths), score_scale=self.scale, strict_fp32=False, dropout_p=dropout,
-            gradient_band=self.plan.gradient_band).reshape(self.sent.shape)
+            gradient_band=self.plan.gradient_band, **configs).reshape(self.sent.shape)
 
     def flashdeberta(self, dropout):
         from flashdeberta.ops.flash_attention_varlen import flash_attention_with_disentangled_varlen

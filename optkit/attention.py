@@ -379,7 +379,7 @@ def whole_backward(state, grad, qkv, out, *positions):
 _KEPT = {} # state of calls whose backward pass is to come, by number
 _NOW = {} # the places in use, and the numbers of calls
 
-@torch.library.custom_op('optkit::attend', mutates_args=())
+@torch.library.custom_op('optkit::attend_tokens', mutates_args=())
 def _attend_op(qkv: torch.Tensor, pos_key: torch.Tensor | None, pos_query: torch.Tensor | None, heads: int,
                factor: float, dropout: float, back: bool) -> tuple[torch.Tensor, torch.Tensor]:
     places, number, positions = _NOW['places'], next(_NOW['numbers']), pos_key is not None or pos_query is not None
@@ -397,7 +397,7 @@ def _(qkv, pos_key, pos_query, heads, factor, dropout, back):
     return qkv.new_empty(qkv.shape[0], qkv.shape[1] // 3), torch.empty(1, dtype=torch.int64)
 
 # %% ../nbs/35_attention.ipynb #06f54761
-@torch.library.custom_op('optkit::attend_back', mutates_args=())
+@torch.library.custom_op('optkit::attend_tokens_back', mutates_args=())
 def _back_op(grad: torch.Tensor, number: torch.Tensor, qkv: torch.Tensor, out: torch.Tensor,
              pos_key: torch.Tensor | None, pos_query: torch.Tensor | None,
              ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -795,7 +795,7 @@ def test_what_graphs_hold_stays_where_it_is(tmp_path):
     "Over steps, resets, values, plain steps, a failed step, a state that is loaded and one that is put back"
     engine = Fast(example_model(dropout=0.), FP32, ema=.9)
     before, micro = addresses(engine), next(iter(steps(STORE, np.arange(len(STORE)), 8, seed=1, layout='sorted', physical=4)))
-    def same(): return addresses(engine) == before and not any(g.any() for _, g in engine.gradients)
+    def same(): return addresses(engine) == before # their values are those of the last step, which the next writes over
     assert same() and all(len(engine.optimizer.state[p]) == 3 for p, _ in engine.gradients)
     losses(engine, lr=1e-2, weight_decay=.5, max_grad_norm=.01, betas=(.5, .6)), engine.set_lr(1e-4)
     assert same() and all(float(g['lr']) == pytest.approx(1e-4) for g in engine.optimizer.param_groups)
@@ -902,14 +902,14 @@ def test_evaluation_in_places(name):
 def test_out_of_memory_takes_fewer_rows_at_once(monkeypatch):
     plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     build, tried = FastEngine._build, []
-    def small_card(self, shape, *args):
+    def small_card(self, shape, *args, **kwargs):
         tried.append(shape.rows)
         if shape.rows > 4: raise torch.OutOfMemoryError('CUDA out of memory')
-        return build(self, shape, *args)
+        return build(self, shape, *args, **kwargs)
     monkeypatch.setattr(FastEngine, '_build', small_card)
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)
     assert fast.at_once == 4 and any('at most 4 rows' in n for n in fast.notes) and max(tried) >= 8
-    monkeypatch.setattr(FastEngine, '_build', lambda *a: (_ for _ in ()).throw(torch.OutOfMemoryError('CUDA out of memory')))
+    monkeypatch.setattr(FastEngine, '_build', lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError('CUDA out of memory')))
     with pytest.raises(torch.OutOfMemoryError): losses(Fast(example_model(dropout=0.), FP32))
 
 
@@ -941,9 +941,9 @@ def test_a_trainer_gives_rows_only_and_halves_the_rows_at_once(monkeypatch):
 def test_a_compiler_that_fails_is_left_out(monkeypatch):
     plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     build = FastEngine._build
-    def broken(self, *args):
+    def broken(self, *args, **kwargs):
         if self.layers: raise RuntimeError('the compiler found no compiler')
-        return build(self, *args)
+        return build(self, *args, **kwargs)
     monkeypatch.setattr(FastEngine, '_build', broken)
     fast.layers = True
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)
@@ -954,7 +954,7 @@ def test_an_evaluation_that_cannot_be_captured_is_plain(monkeypatch):
     plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     fast.forward_in_places = True
     build = FastEngine._build
-    monkeypatch.setattr(FastEngine, '_build', lambda *a, train=True: build(*a) if train else (_ for _ in ()).throw(RuntimeError('not in a capture')))
+    monkeypatch.setattr(FastEngine, '_build', lambda *a, train=True, **k: build(*a, **k) if train else (_ for _ in ()).throw(RuntimeError('not in a capture')))
     torch.testing.assert_close(plain.predict(STORE, np.arange(9)), fast.predict(STORE, np.arange(9)), rtol=1e-5, atol=1e-6)
     assert 'evaluation is plain: RuntimeError: not in a capture' in repr(fast) and not fast.forward_in_places
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)  # training is what it was
@@ -1062,7 +1062,7 @@ def test_an_error_of_the_compiler_leaves_the_graphs(exc, compiler):
 
 
 def test_an_error_of_the_step_itself_is_raised(monkeypatch):
-    monkeypatch.setattr(FastEngine, '_build', lambda *a: (_ for _ in ()).throw(KeyError('odd')))
+    monkeypatch.setattr(FastEngine, '_build', lambda *a, **k: (_ for _ in ()).throw(KeyError('odd')))
     with pytest.raises(KeyError, match='odd'): losses(Fast(example_model(dropout=0.), FP32))
 
 
