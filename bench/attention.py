@@ -136,11 +136,12 @@ def peak_of(run):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--small', action='store_true')
+    parser.add_argument('--kinds', default='lognormal,512', help='workloads, with commas')
     parser.add_argument('--budget', type=float, default=12., help='seconds of rounds for each workload')
     args = parser.parse_args()
     hw = detect()
     sizes = (600, 2, 32, 'cpu', torch.float32) if args.small else (16384, 12, 64, 'cuda', torch.bfloat16)
-    for kind in ('lognormal', '512'):
+    for kind in args.kinds.split(','):
         work = Work(kind, 512 if args.small and kind == '512' else sizes[0], *sizes[1:])
         want, variants, notes = plain(work), [], {}
         runs = {'transformers': (work.transformers, .1), 'optkit': (work.optkit, .1),

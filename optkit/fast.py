@@ -195,16 +195,30 @@ def _take_gradients(self: FastEngine):
 
 # %% ../nbs/37_fast.ipynb #9da3230b
 @patch
+def _clip_and_step(self: FastEngine):
+    "The update of `Engine`; the optimizer's kernel divides by the clipping factor while it reads, which saves a pass"
+    if self.max_grad_norm:
+        self.grad_norm = torch.nn.utils.get_total_norm([grad for _, grad in self.gradients])
+        self.optimizer.grad_scale = ((self.grad_norm + 1e-6) / self.max_grad_norm).clamp(min=1.)
+        self.optimizer.found_inf = None
+    try: self.optimizer.step()
+    finally:
+        if self.max_grad_norm: del self.optimizer.grad_scale, self.optimizer.found_inf
+    if self.average is not None: self._follow(self.ema)
+    self._attach_gradients()
+
+@patch
 def _update(self: FastEngine):
     "That of `Engine`, replayed where steps are"
-    if self.reason or not self.graphs: Engine._update(self)
+    if self.reason: Engine._update(self)
+    elif not self.graphs: self._clip_and_step()
     else:
         groups = self.optimizer.param_groups
         numbers = self.max_grad_norm, [(g['weight_decay'], *g['betas'], g['eps']) for g in groups]
         # a state that was loaded is another object
         if self._captured[0] is not self.optimizer.state or self._captured[1] != numbers:
             for g in groups: g.update(lr=torch.as_tensor(g['lr'], device=self.device), fused=True, capturable=True)
-            self._update_graph = self._capture(partial(Engine._update, self), 0 if self._update_graph else 2)
+            self._update_graph = self._capture(self._clip_and_step, 0 if self._update_graph else 2)
             self._captured, self._captured_norm = (self.optimizer.state, numbers), self.grad_norm
         self._update_graph.replay()
         self.grad_norm = self._captured_norm
