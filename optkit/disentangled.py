@@ -86,9 +86,14 @@ if triton is not None:
 
     @triton.jit
     def _tile(tensor, first, by_token, head, tokens, D: tl.constexpr):
-        "Addresses [B, D] of tokens of a row that begins with token `first`"
+        "Addresses [B, D] of tokens of a row that begins with token `first`, for one head"
         offsets = tokens[:, None] * by_token + tl.arange(0, D)[None, :]
         return tensor + first * by_token + head * D + offsets
+
+    @triton.jit
+    def _rows(tensor, first, by_token, head, tokens, n, D: tl.constexpr):
+        "These tokens of a row of `n` [B, D]; 0 where it has none"
+        return tl.load(_tile(tensor, first, by_token, head, tokens, D), (tokens < n)[:, None], 0.)
 
 # %% ../nbs/36_disentangled.ipynb #29b4d7a9
 if triton is not None:
@@ -114,34 +119,33 @@ if triton is not None:
             y = tl.reshape(tl.join(w & 0xffff, w >> 16), (B, B)).to(tl.uint16).to(x.dtype, bitcast=True)
         return y
 
-# %% ../nbs/36_disentangled.ipynb #ffc41ce1
+# %% ../nbs/36_disentangled.ipynb #b3d7845e
 if triton is not None:
     @triton.jit
-    def _positions(table, far, reach, distance, by_entry, head, B: tl.constexpr, D: tl.constexpr, SIGN: tl.constexpr):
+    def _positions(table, far, reach, distance, heads, head, B: tl.constexpr, D: tl.constexpr, SIGN: tl.constexpr):
         "Rows of a table [B, D] for distances from `distance` on, and where they lie in it"
         entry = tl.load(far + reach + SIGN * (distance + _order(B)))
-        at = entry[:, None] * by_entry + tl.arange(0, D)[None, :]
-        return tl.load(table + head * D + at), at
+        at = entry[:, None] * (heads * D) + head * D + tl.arange(0, D)[None, :]
+        return tl.load(table + at), at
 
     @triton.jit
-    def _product(rows, table, far, reach, distance, by_entry, head,
+    def _product(rows, table, far, reach, distance, heads, head,
                  B: tl.constexpr, D: tl.constexpr, SIGN: tl.constexpr, P: tl.constexpr):
         "Rows of a tile times positions [B, B]"
-        positions, _ = _positions(table, far, reach, distance, by_entry, head, B, D, SIGN)
+        positions, _ = _positions(table, far, reach, distance, heads, head, B, D, SIGN)
         return tl.dot(rows, tl.trans(positions), input_precision=P).to(rows.dtype)
 
     @triton.jit
-    def _bias(s, own, other, upper, own_table, other_table, far, reach, distance, by_own, by_other, head,
-              OWN: tl.constexpr, OTHER: tl.constexpr, B: tl.constexpr, D: tl.constexpr, SIGN: tl.constexpr,
-              P: tl.constexpr):
+    def _bias(s, own, other, upper, own_table, other_table, far, reach, distance, heads, head, OWN: tl.constexpr,
+              OTHER: tl.constexpr, B: tl.constexpr, D: tl.constexpr, SIGN: tl.constexpr, P: tl.constexpr):
         "Scores [own, other] with the terms of both; `upper`: own rows times the upper block; and that of the next tile"
         b, lower = _order(B), upper
         if OWN:
-            lower = _product(own, own_table, far, reach, distance - B, by_own, head, B, D, SIGN, P)
+            lower = _product(own, own_table, far, reach, distance - B, heads, head, B, D, SIGN, P)
             s += _turn(tl.where(b[None, :] <= b[:, None], upper, lower), B).to(tl.float32)
         if OTHER: # seen from the other side: distances change their sign
-            up = _product(other, other_table, far, reach, -distance, by_other, head, B, D, -SIGN, P)
-            down = _product(other, other_table, far, reach, -distance - B, by_other, head, B, D, -SIGN, P)
+            up = _product(other, other_table, far, reach, -distance, heads, head, B, D, -SIGN, P)
+            down = _product(other, other_table, far, reach, -distance - B, heads, head, B, D, -SIGN, P)
             s += tl.trans(_turn(tl.where(b[None, :] <= b[:, None], up, down), B)).to(tl.float32)
         return s, lower
 
@@ -163,45 +167,43 @@ if triton is not None:
     def _kept(words, keys, start, threshold, B: tl.constexpr):
         "Whether dropout keeps pairs: words of queries and `keys` from `start` on, one of them as a column"
         at = start + keys
-        if B == 64: x, second = words + ((start >> 1) + (keys & 31)).to(tl.uint32) * 0x9e3779b9, keys >= 32
-        else: x, second = words + ((at >> 6) * 32 + (at & 31)).to(tl.uint32) * 0x9e3779b9, (at & 32) != 0
-        x = _mix(x)
+        if B == 64: shared, second = (start >> 1) + (keys & 31), keys >= 32
+        else: shared, second = (at >> 6) * 32 + (at & 31), (at & 32) != 0
+        x = _mix(words + shared.to(tl.uint32) * 0x9e3779b9)
         return tl.where(second, x >> 16, x & 0xffff) >= threshold
 
-# %% ../nbs/36_disentangled.ipynb #93ad97a3
+# %% ../nbs/36_disentangled.ipynb #133bd3a9
 if triton is not None:
     @triton.jit(do_not_specialize=['rows', 'total', 'threshold', 'shift'])
-    def _forward(q, k, v, pos_key, pos_query, far, ends, seed, out, lse, rows, total, by_q, by_k, by_v, by_pk, by_pq,
-                 by_out, reach, factor, threshold, rescale, shift, heads, C2P: tl.constexpr, P2C: tl.constexpr,
-                 DROP: tl.constexpr, B: tl.constexpr, D: tl.constexpr, R: tl.constexpr, P: tl.constexpr):
+    def _forward(qkv, pos_key, pos_query, far, ends, seed, out, lse, rows, total, reach, factor, threshold, rescale,
+                 shift, heads, C2P: tl.constexpr, P2C: tl.constexpr, DROP: tl.constexpr, B: tl.constexpr,
+                 D: tl.constexpr, R: tl.constexpr, P: tl.constexpr):
         "`factor`: of scores, so that they are logarithms of 2; lse: logarithm of the softmax's sum [heads, tokens]"
-        head, b = tl.program_id(0), _order(B)
+        head, b, width = tl.program_id(0), _order(B), heads * D
         row, begin, n, block = _whose(ends, rows, total, tl.program_id(1), B, R)
         i, first = block * B + b, begin.to(tl.int64)
         if block * B < n:
-            real = (i < n)[:, None]
-            to = _tile(out, first, by_out, head, i, D)
-            if row == rows: tl.store(to, tl.zeros((B, D), out.dtype.element_ty), real)
+            to = _tile(out, first, width, head, i, D)
+            if row == rows: tl.store(to, tl.zeros((B, D), out.dtype.element_ty), (i < n)[:, None])
             else:
-                query, upper = tl.load(_tile(q, first, by_q, head, i, D), real, 0.), tl.zeros((B, B), q.dtype.element_ty)
-                if C2P: upper = _product(query, pos_key, far, reach, block * B, by_pk, head, B, D, 1, P)
+                query, upper = _rows(qkv, first, 3 * width, head, i, n, D), tl.zeros((B, B), qkv.dtype.element_ty)
+                if C2P: upper = _product(query, pos_key, far, reach, block * B, heads, head, B, D, 1, P)
                 if DROP: words = _words(tl.load(seed) + shift, begin + i, heads, head)
                 top, share = tl.full((B,), -float('inf'), tl.float32), tl.zeros((B,), tl.float32)
                 acc = tl.zeros((B, D), tl.float32)
                 for start in range(0, n, B):
                     j = start + b
-                    key = tl.load(_tile(k, first, by_k, head, j, D), (j < n)[:, None], 0.)
-                    s = tl.dot(query, tl.trans(key), input_precision=P)
-                    s, upper = _bias(s, query, key, upper, pos_key, pos_query, far, reach, block * B - start,
-                                     by_pk, by_pq, head, C2P, P2C, B, D, 1, P)
+                    key = _rows(qkv + width, first, 3 * width, head, j, n, D)
+                    s, upper = _bias(tl.dot(query, tl.trans(key), input_precision=P), query, key, upper, pos_key,
+                                     pos_query, far, reach, block * B - start, heads, head, C2P, P2C, B, D, 1, P)
                     s = tl.where((j < n)[None, :], s, -float('inf'))
                     new = tl.maximum(top, tl.max(s, 1))
                     p, old = tl.exp2(s * factor - (new * factor)[:, None]), tl.exp2((top - new) * factor)
                     share, top = share * old + tl.sum(p, 1), new
                     if DROP: p = tl.where(_kept(words[:, None], b[None, :], start, threshold, B), p, 0.)
-                    value = tl.load(_tile(v, first, by_v, head, j, D), (j < n)[:, None], 0.)
+                    value = _rows(qkv + 2 * width, first, 3 * width, head, j, n, D)
                     acc = tl.dot(p.to(value.dtype), value, acc * old[:, None], input_precision=P)
-                tl.store(to, (acc * (rescale / share)[:, None]).to(out.dtype.element_ty), real)
+                tl.store(to, (acc * (rescale / share)[:, None]).to(out.dtype.element_ty), (i < n)[:, None])
                 tl.store(lse + head.to(tl.int64) * total + first + i, top * factor + tl.log2(share), i < n)
 
 # %% ../nbs/36_disentangled.ipynb #da976a95
@@ -235,139 +237,137 @@ def _seconds(launch, config, repeats=5):
     end.synchronize()
     return start.elapsed_time(end)
 
-# %% ../nbs/36_disentangled.ipynb #835905d0
+# %% ../nbs/36_disentangled.ipynb #df509c17
 LOG2E = 1 / math.log(2)
 
-def _common(qkv, ends, dropout, config):
-    "The grid, and what both kernels are given by name"
+def _launch(kernel, config, qkv, far, ends, dropout, shift, scale, before, after=(), **constants):
+    "Launch a kernel with arguments before and after those that both take"
     tokens, _, heads, depth = qkv.shape
     block, warps, stages = config
     rows = len(ends) - 1
     exact = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == 'highest'
-    options = dict(B=block, D=depth, R=max(64, triton.next_power_of_2(rows + 1)), P='ieee' if exact else 'tf32',
-                   DROP=dropout > 0, num_warps=warps, num_stages=stages)
-    return (heads, tokens // block + rows + 1), options
+    kernel[heads, tokens // block + rows + 1](
+        *before, rows, tokens, len(far) // 2, scale * LOG2E, *odds(dropout), shift, heads, *after, **constants,
+        DROP=dropout > 0, B=block, D=depth, R=max(64, triton.next_power_of_2(rows + 1)), P='ieee' if exact else 'tf32',
+        num_warps=warps, num_stages=stages)
 
 def _launch_forward(qkv, pos_key, pos_query, far, ends, seed, shift, scale, dropout):
     "Context [tokens, heads, depth], and the logarithm of each softmax's sum [heads, tokens]"
-    (tokens, _, heads, depth), (q, k, v) = qkv.shape, qkv.unbind(1)
+    tokens, _, heads, depth = qkv.shape
     out, lse = qkv.new_empty(tokens, heads, depth), qkv.new_empty(heads, tokens, dtype=torch.float32)
-    c2p, p2c = (q if t is None else t for t in (pos_key, pos_query)) # not read where there is none
+    c2p, p2c = (qkv if t is None else t for t in (pos_key, pos_query)) # not read where there is none
     def launch(config):
-        grid, options = _common(qkv, ends, dropout, config)
-        _forward[grid](
-            q, k, v, c2p, p2c, far, ends, seed, out, lse, len(ends) - 1, tokens, *(t.stride(0) for t in (q, k, v)),
-            c2p.stride(0), p2c.stride(0), out.stride(0), len(far) // 2, scale * LOG2E, *odds(dropout), shift, heads,
-            C2P=pos_key is not None, P2C=pos_query is not None, **options)
+        _launch(_forward, config, qkv, far, ends, dropout, shift, scale, (qkv, c2p, p2c, far, ends, seed, out, lse),
+                C2P=pos_key is not None, P2C=pos_query is not None)
     key = 'forward', qkv.device, qkv.dtype, depth, pos_key is None, pos_query is None, dropout > 0
     launch(_tuned(key, _configs('forward', qkv), launch))
     return out, lse
 
-# %% ../nbs/36_disentangled.ipynb #8d4bf466
+# %% ../nbs/36_disentangled.ipynb #008214af
 if triton is not None:
     @triton.jit
-    def _to_table(acc, turned, own, table, table_grad, far, reach, distance, by_entry, head,
+    def _to_table(acc, turned, own, table, table_grad, far, reach, distance, heads, head,
                   B: tl.constexpr, D: tl.constexpr, SIGN: tl.constexpr, P: tl.constexpr):
         "Add what the gradient by distances [B, B] gives own rows, and add it to the gradient of the table"
-        positions, at = _positions(table, far, reach, distance, by_entry, head, B, D, SIGN)
-        grad = tl.trans(tl.dot(tl.trans(own), turned, input_precision=P))
-        tl.atomic_add(table_grad + head * D + at, grad, sem='relaxed')
+        positions, at = _positions(table, far, reach, distance, heads, head, B, D, SIGN)
+        tl.atomic_add(table_grad + at, tl.trans(tl.dot(tl.trans(own), turned, input_precision=P)), sem='relaxed')
         return tl.dot(turned, positions, acc, input_precision=P)
 
-# %% ../nbs/36_disentangled.ipynb #48264063
+    @triton.jit
+    def _less(out, grad, lse, delta, drawn, seed, first, begin, i, n, at, heads, head,
+              DROP: tl.constexpr, D: tl.constexpr):
+        "Of queries: the sum of out times its gradient, kept in `delta`; lse; random words, kept in `drawn`"
+        less = tl.sum(_rows(out, first, heads * D, head, i, n, D).to(tl.float32) * grad.to(tl.float32), 1)
+        tl.store(delta + at + i, less, i < n)
+        words = i
+        if DROP:
+            words = _words(seed, begin + i, heads, head)
+            tl.store(drawn + at + i, words.to(tl.int32, bitcast=True), i < n)
+        return less[:, None], tl.load(lse + at + i, i < n, float('inf'))[:, None], words[:, None]
+
+    @triton.jit
+    def _slope(s, dp, less, norm, words, keys, start, valid, factor, threshold, rescale,
+               DROP: tl.constexpr, B: tl.constexpr):
+        "Gradient of the scores, and the shares that dropout kept"
+        p = tl.where(valid, tl.exp2(s * factor - norm), 0.) # 0 for queries that do not exist, whose norm is infinite
+        kept = p
+        if DROP:
+            keep = _kept(words, keys, start, threshold, B)
+            dp, kept = tl.where(keep, dp * rescale, 0.), tl.where(keep, p, 0.)
+        return p * (dp - less), kept
+
+# %% ../nbs/36_disentangled.ipynb #a7b5da73
 if triton is not None:
     @triton.jit(do_not_specialize=['rows', 'total', 'threshold', 'shift'])
-    def _backward(own1, own2, other1, other2, out, own_table, other_table, far, ends, seed, grad1, grad2, table_grad,
-                  lse, delta, drawn, rows, total, by_own1, by_own2, by_other1, by_other2, by_out, by_own_table,
-                  by_other_table, by_grad1, by_grad2, reach, factor, scale, threshold, rescale, shift, heads,
-                  KEYS: tl.constexpr, OWN: tl.constexpr, OTHER: tl.constexpr, DROP: tl.constexpr, B: tl.constexpr,
-                  D: tl.constexpr, R: tl.constexpr, P: tl.constexpr):
-        """Queries and gradient of `out` against keys and values: gradient of queries; keeps delta and random words.
-        With KEYS, keys and values against queries and gradient of `out`: gradients of keys and values"""
-        head, b = tl.program_id(0), _order(B)
+    def _backward(grad, qkv, out, own_table, other_table, far, ends, seed, into, table_grad, lse, delta, drawn, rows,
+                  total, reach, factor, threshold, rescale, shift, heads, scale, KEYS: tl.constexpr, OWN: tl.constexpr,
+                  OTHER: tl.constexpr, DROP: tl.constexpr, B: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
+                  P: tl.constexpr):
+        "Gradients of queries and pos_key; with KEYS, which runs second, those of keys, values and pos_query"
+        head, b, width = tl.program_id(0), _order(B), heads * D
         row, begin, n, block = _whose(ends, rows, total, tl.program_id(1), B, R)
-        i, first = block * B + b, begin.to(tl.int64)
+        i, first, at = block * B + b, begin.to(tl.int64), head.to(tl.int64) * total + begin
         SIGN: tl.constexpr = -1 if KEYS else 1
         if block * B < n:
-            real = (i < n)[:, None]
-            to1, to2 = _tile(grad1, first, by_grad1, head, i, D), _tile(grad2, first, by_grad2, head, i, D)
             acc1, acc2 = tl.zeros((B, D), tl.float32), tl.zeros((B, D), tl.float32)
             if row < rows:
-                x1 = tl.load(_tile(own1, first, by_own1, head, i, D), real, 0.)
-                x2 = tl.load(_tile(own2, first, by_own2, head, i, D), real, 0.)
+                x1 = _rows(qkv + width if KEYS else qkv, first, 3 * width, head, i, n, D)
+                if KEYS: x2 = _rows(qkv + 2 * width, first, 3 * width, head, i, n, D)
+                else:
+                    x2 = _rows(grad, first, width, head, i, n, D)
+                    less, norm, words = _less(out, x2, lse, delta, drawn, tl.load(seed) + shift, first, begin, i, n, at,
+                                              heads, head, DROP, D)
                 upper, before = tl.zeros((B, B), x1.dtype), tl.zeros((B, B), x1.dtype)
-                if OWN: upper = _product(x1, own_table, far, reach, block * B, by_own_table, head, B, D, SIGN, P)
-                at = head.to(tl.int64) * total + first
-                if not KEYS:
-                    y = tl.load(_tile(out, first, by_out, head, i, D), real, 0.)
-                    less = tl.sum(y.to(tl.float32) * x2.to(tl.float32), 1)
-                    tl.store(delta + at + i, less, i < n)
-                    less, norm = less[:, None], tl.load(lse + at + i, i < n, float('inf'))[:, None]
-                    if DROP:
-                        words = _words(tl.load(seed) + shift, begin + i, heads, head)
-                        tl.store(drawn + at + i, words.to(tl.int32, bitcast=True), i < n)
-                        words = words[:, None]
+                if OWN: upper = _product(x1, own_table, far, reach, block * B, heads, head, B, D, SIGN, P)
                 for start in range(0, n, B):
-                    j = start + b
-                    y1 = tl.load(_tile(other1, first, by_other1, head, j, D), (j < n)[:, None], 0.)
-                    y2 = tl.load(_tile(other2, first, by_other2, head, j, D), (j < n)[:, None], 0.)
-                    s = tl.dot(x1, tl.trans(y1), input_precision=P)
-                    s, upper = _bias(s, x1, y1, upper, own_table, other_table, far, reach, block * B - start,
-                                     by_own_table, by_other_table, head, OWN, OTHER, B, D, SIGN, P)
+                    j, distance = start + b, block * B - start
+                    y1 = _rows(qkv if KEYS else qkv + width, first, 3 * width, head, j, n, D)
+                    if KEYS: y2 = _rows(grad, first, width, head, j, n, D)
+                    else: y2 = _rows(qkv + 2 * width, first, 3 * width, head, j, n, D)
+                    s, upper = _bias(tl.dot(x1, tl.trans(y1), input_precision=P), x1, y1, upper, own_table, other_table,
+                                     far, reach, distance, heads, head, OWN, OTHER, B, D, SIGN, P)
                     if KEYS:
                         norm = tl.load(lse + at + j, j < n, float('inf'))[None, :]
                         less = tl.load(delta + at + j, j < n, 0.)[None, :]
-                        if DROP: words = tl.load(drawn + at + j, j < n, 0).to(tl.uint32, bitcast=True)[None, :]
-                    p = tl.exp2(s * factor - norm) # 0 for queries that do not exist
-                    if not KEYS: p = tl.where((j < n)[None, :], p, 0.)
-                    dp, kept = tl.dot(x2, tl.trans(y2), input_precision=P), p
-                    if DROP:
-                        keep = _kept(words, b[:, None] if KEYS else b[None, :], block * B if KEYS else start, threshold, B)
-                        dp, kept = tl.where(keep, dp * rescale, 0.), tl.where(keep, p, 0.)
+                        words = tl.load(drawn + at + j, j < n, 0).to(tl.uint32, bitcast=True)[None, :] if DROP else norm
+                    ds, kept = _slope(s, tl.dot(x2, tl.trans(y2), input_precision=P), less, norm, words,
+                                      b[:, None] if KEYS else b[None, :], block * B if KEYS else start,
+                                      (i < n)[:, None] if KEYS else (j < n)[None, :], factor, threshold, rescale, DROP, B)
                     if KEYS: acc2 = tl.dot(kept.to(x1.dtype), y2, acc2, input_precision=P)
-                    ds = (p * (dp - less)).to(x1.dtype)
-                    acc1 = tl.dot(ds, y1, acc1, input_precision=P)
+                    turned = ds.to(x1.dtype)
+                    acc1 = tl.dot(turned, y1, acc1, input_precision=P)
                     if OWN: # what lies in the lower block is added with the next tile
-                        turned = _turn(ds, B)
+                        turned = _turn(turned, B)
                         acc1 = _to_table(acc1, tl.where(b[None, :] <= b[:, None], turned, before), x1, own_table,
-                                         table_grad, far, reach, block * B - start, by_own_table, head, B, D, SIGN, P)
+                                         table_grad, far, reach, distance, heads, head, B, D, SIGN, P)
                         before = turned
                 if OWN:
                     last = tl.where(b[None, :] <= b[:, None], tl.zeros_like(before), before)
                     acc1 = _to_table(acc1, last, x1, own_table, table_grad, far, reach,
-                                     block * B - tl.cdiv(n, B) * B, by_own_table, head, B, D, SIGN, P)
-            tl.store(to1, (acc1 * scale).to(grad1.dtype.element_ty), real)
-            if KEYS: tl.store(to2, (acc2 * rescale).to(grad2.dtype.element_ty), real)
+                                     block * B - tl.cdiv(n, B) * B, heads, head, B, D, SIGN, P)
+            to = _tile(into + width if KEYS else into, first, 3 * width, head, i, D)
+            tl.store(to, (acc1 * scale).to(into.dtype.element_ty), (i < n)[:, None])
+            if KEYS: tl.store(to + width, (acc2 * rescale).to(into.dtype.element_ty), (i < n)[:, None])
 
-# %% ../nbs/36_disentangled.ipynb #b42dc0fe
+# %% ../nbs/36_disentangled.ipynb #e4aa0cb7
 def _launch_backward(grad, qkv, pos_key, pos_query, far, ends, seed, shift, scale, dropout, out, lse):
     "Gradients of qkv and of both tables (FP32, None where there is none)"
-    into, (q, k, v) = torch.empty_like(qkv), qkv.unbind(1)
-    tables = [None if t is None else torch.zeros(t.shape, dtype=torch.float32, device=t.device) for t in (pos_key, pos_query)]
+    into, tables = torch.empty_like(qkv), [None if t is None else torch.zeros_like(t, dtype=torch.float32)
+                                           for t in (pos_key, pos_query)]
     kept = torch.empty_like(lse), torch.empty_like(lse, dtype=torch.int32)
-    for keys in (False, True): # the first writes what the second reads
-        own, other = ((k, v), (q, grad)) if keys else ((q, grad), (k, v))
-        sides = [(pos_query, tables[1]), (pos_key, None)] if keys else [(pos_key, tables[0]), (pos_query, None)]
-        grads = (into[:, 1], into[:, 2]) if keys else (into[:, 0], into[:, 0])
-        _launch_side(keys, own + other, sides, grads, qkv, out, far, ends, seed, shift, scale, dropout, lse, kept)
+    for keys, (own, other), own_grad in zip((False, True), ((pos_key, pos_query), (pos_query, pos_key)), tables):
+        has = own is not None, other is not None
+        arrays = (grad, qkv, out, *(qkv if t is None else t for t in (own, other)), far, ends, seed, into,
+                  lse if own is None else own_grad, lse, *kept)
+        def launch(config):
+            _launch(_backward, config, qkv, far, ends, dropout, shift, scale, arrays, (scale,),
+                    KEYS=keys, OWN=has[0], OTHER=has[1])
+        key = 'backward', keys, qkv.device, qkv.dtype, qkv.shape[-1], has, dropout > 0
+        configs = _configs('backward', qkv)
+        config = _tuned(key, configs, launch)
+        if len(configs) > 1 and has[0]: own_grad.zero_() # from timing
+        launch(config)
     return into, *(None if t is None else t.mul_(scale) for t in tables)
-
-def _launch_side(keys, tensors, sides, grads, qkv, out, far, ends, seed, shift, scale, dropout, lse, kept):
-    "One launch of the backward kernel"
-    (table, table_grad), (other_table, _) = sides
-    has = table is not None, other_table is not None
-    table, other_table, table_grad = (qkv[:, 0] if t is None else t for t in (table, other_table, table_grad))
-    strides = [t.stride(0) for t in (*tensors, out, table, other_table, *grads)]
-    def launch(config):
-        grid, options = _common(qkv, ends, dropout, config)
-        _backward[grid](
-            *tensors, out, table, other_table, far, ends, seed, *grads, table_grad, lse, *kept, len(ends) - 1, len(qkv),
-            *strides, len(far) // 2, scale * LOG2E, scale, *odds(dropout), shift, qkv.shape[2],
-            KEYS=keys, OWN=has[0], OTHER=has[1], **options)
-    key = 'keys' if keys else 'queries', qkv.device, qkv.dtype, qkv.shape[-1], has, dropout > 0
-    config = _tuned(key, _configs('backward', qkv), launch)
-    if len(_configs('backward', qkv)) > 1 and has[0]: table_grad.zero_() # from timing
-    launch(config)
 
 # %% ../nbs/36_disentangled.ipynb #aea78f54
 def _runs(t): # by kernels
@@ -397,7 +397,8 @@ def _back_op(grad: torch.Tensor, qkv: torch.Tensor, pos_key: torch.Tensor | None
 
 @_back_op.register_fake
 def _(grad, qkv, pos_key, pos_query, far, ends, seed, scale, dropout, out, lse):
-    return torch.empty_like(qkv), *(qkv.new_empty(0) if t is None else torch.empty_like(t) for t in (pos_key, pos_query))
+    tables = pos_key, pos_query
+    return torch.empty_like(qkv), *(qkv.new_empty(0) if t is None else torch.empty_like(t) for t in tables)
 
 # %% ../nbs/36_disentangled.ipynb #179e2b3b
 def _setup_context(ctx, inputs, output):
@@ -425,7 +426,7 @@ def disentangled_attention(
     seed: torch.Tensor | None = None, # int64 [1], on the device; None: one is drawn
 ) -> torch.Tensor: # context [tokens, heads, depth]; 0 for tokens behind the last row
     "DeBERTa's attention of rows that lie end to end, each as if it came alone"
-    if seed is None: seed = torch.randint(2**62, (1,), device=qkv.device) if dropout else ends.new_zeros(1, dtype=torch.int64)
+    if seed is None: seed = torch.randint(2**62 if dropout else 1, (1,), device=qkv.device)
     qkv, pos_key, pos_query = (None if t is None else t.contiguous() for t in (qkv, pos_key, pos_query))
     if not _runs(qkv): return plain_disentangled(*qkv.unbind(1), pos_key, pos_query, far, ends, scale, dropout, seed)
     return _op(qkv, pos_key, pos_query, far, ends, seed, scale, dropout)[0]
@@ -433,18 +434,19 @@ def disentangled_attention(
 # %% ../nbs/36_disentangled.ipynb #e914a863
 def whole_disentangled(places: Places, qkv, pos_key, pos_query, heads, factor, dropout, number):
     "Context [tokens, width] of rows end to end, and what the backward pass needs, see `attend_in_places`"
-    split = lambda t: None if t is None else t.reshape(len(t), heads, -1)
+    split = lambda t: None if t is None else t.reshape(len(t), heads, -1).contiguous()
     args = (split(pos_key), split(pos_query), places.far, places.ends, places.seed, number, factor, dropout)
-    out, lse = _launch_forward(qkv.view(len(qkv), 3, heads, -1), *args)
+    out, lse = _launch_forward(qkv.reshape(len(qkv), 3, heads, -1).contiguous(), *args)
     return out.flatten(1), (args[2:], lse)
 
 def whole_disentangled_back(state, grad, qkv, out, pos_key, pos_query):
     "Gradients of qkv, pos_key and pos_query"
     args, lse = state
     heads = len(lse)
-    split = lambda t: None if t is None else t.reshape(len(t), heads, -1)
+    split = lambda t: None if t is None else t.reshape(len(t), heads, -1).contiguous()
     into, *tables = _launch_backward(
-        split(grad).contiguous(), qkv.view(len(qkv), 3, heads, -1), split(pos_key), split(pos_query), *args, split(out), lse)
+        split(grad), qkv.reshape(len(qkv), 3, heads, -1).contiguous(), split(pos_key), split(pos_query), *args,
+        split(out), lse)
     return into.flatten(1), *(None if g is None else g.flatten(1).to(qkv.dtype) for g in tables)
 
 # %% ../nbs/36_disentangled.ipynb #e8f40604
@@ -453,8 +455,10 @@ def disentangled_problem(
     depth: int, # of a head
 ) -> str: # '': none
     "Why DeBERTa's rows need places inside attention"
-    for bad, why in ((triton is None, 'Triton is not installed'), (device != 'cuda', f'the kernels need a GPU, the device is {device}'),
-                     (capability is not None and capability < (8, 0), f'the kernels need capability 8.0, this GPU has {".".join(map(str, capability or ()))}'),
-                     (depth not in (32, 64, 128), f'the kernels take heads of 32, 64 or 128, these have {depth}')):
-        if bad: return why
-    return ''
+    card = '.'.join(map(str, capability or ()))
+    reasons = {
+        'Triton is not installed': triton is None,
+        f'the kernels need a GPU, the device is {device}': device != 'cuda',
+        f'the kernels need capability 8.0, this GPU has {card}': capability is not None and capability < (8, 0),
+        f'the kernels take heads of 32, 64 or 128, these have {depth}': depth not in (32, 64, 128)}
+    return next((reason for reason, holds in reasons.items() if holds), '')
