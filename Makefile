@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(if $(CI),-qq) 
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all check notebooks readme lab install clean
+.PHONY: help demo test test-all check notebooks export readme lab install clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -37,6 +37,10 @@ check: $(BIN)/.dev  ## only that notebooks are clean, and the package and README
 
 notebooks: $(BIN)/.dev  ## run the notebooks and store their outputs
 	HF_HUB_OFFLINE=1 $(BIN)/python tools/run_notebooks.py $(ARGS)
+
+export: $(BIN)/.dev  ## write the modules, and what editors read of them, from the notebooks
+	$(BIN)/nbdev_export
+	$(BIN)/python tools/stubs.py
 
 readme: $(BIN)/.dev  ## make README.md from nbs/index.ipynb
 	$(BIN)/python tools/readme.py

@@ -30,7 +30,7 @@ setup(
     install_requires=config['requirements'].split(),
     extras_require=extras,
     packages=find_packages(include=['optkit', 'optkit.*']),
-    package_data={'optkit': ['data/*', 'data/**/*']},
+    package_data={'optkit': ['data/*', 'data/**/*', '*.pyi', 'py.typed']},
     include_package_data=False,
     entry_points={'console_scripts': config['console_scripts'].split(), 'nbdev': ['optkit=optkit._modidx:d']},
     zip_safe=False,

@@ -6,15 +6,11 @@
 __all__ = ['SHADOWED']
 
 # %% ../nbs/83_all.ipynb #e9542f4b
-import sys
-from dataclasses import is_dataclass
 from importlib import import_module
-from inspect import isclass, isfunction
 from pathlib import Path
 from pkgutil import iter_modules
 
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, torch
-from fastcore.docments import docments
 import optkit
 
 # %% ../nbs/83_all.ipynb #45899ed0
@@ -37,29 +33,3 @@ def public_names() -> tuple[dict, dict]: # by name: what it is; by name: modules
 _names, SHADOWED = public_names()
 globals().update(_names)
 __all__ = [*_names, 'SHADOWED', 'Path', 'np', 'pd', 'plt', 'torch']
-
-# %% ../nbs/83_all.ipynb #a4d5d8d5
-def parameter_words(
-    obj: object, # a function or a class
-) -> str: # a line for each comment
-    "What the comments beside parameters, fields and what is returned say"
-    parts = [c for c in reversed(obj.__mro__) if is_dataclass(c)] if isclass(obj) and is_dataclass(obj) else [obj]
-    words = {name: text for part in parts for name, text in docments(part).items() if text}
-    return '\n'.join(f"{'returns' if name == 'return' else name}: {text}" for name, text in words.items())
-
-# %% ../nbs/83_all.ipynb #34b3e549
-def explain(
-    names: dict, # functions and classes by name
-):
-    "Put what the comments say under the docstrings, those of public methods too"
-    for obj in names.values():
-        if not (isclass(obj) or isfunction(obj)) or not obj.__module__.startswith('optkit.'): continue
-        members = vars(obj).items() if isclass(obj) else ()
-        for part in (obj, *(m for n, m in members if isfunction(m) and not n.startswith('_'))):
-            words, doc = parameter_words(part), part.__doc__ or ''
-            if words and words not in doc: part.__doc__ = f'{doc}\n\n{words}'.strip()
-
-# %% ../nbs/83_all.ipynb #fa7f365c
-def _in_notebook(): return 'IPython' in sys.modules and sys.modules['IPython'].get_ipython() is not None
-
-if _in_notebook(): explain(_names)

@@ -33,7 +33,7 @@ class Places:
     masks = None # of each slot [rows, l] bool
     far = onehot = None # entries of the position table for each distance, see `position_rows`; or `distances`
     # where the modules' own forward runs in the places:
-    own = None # of each slot (mask, distances or None, farthest distance or None for all positions)
+    native = None # of each slot (mask, distances or None, farthest distance or None for all positions)
     work = None # takes a module class and gives the forward to call; None: the forward of the class
 
 # %% ../nbs/35_attention.ipynb #a7100027
@@ -497,14 +497,14 @@ def attention_kind(module: torch.nn.Module) -> str | None: # 'bert', 'deberta' o
 def in_places(
     cls: type, # of an attention module
     kind: str, # of it, see `attention_kind`
-    own: bool = False, # run its own forward in the places; it then needs a module `without_projections`
+    native: bool = False, # run its own forward in the places; it then needs a module `without_projections`
 ) -> type:
     "The class of an attention module with a forward that goes by `places`"
     if kind == 'bert': attend, projected = _bert_in_places, _bert_projected
     else: attend, projected = _deberta_in_places, _deberta_projected
     def forward(self, *args, **kwargs):
         if not self.places.on: raise RuntimeError(f'{cls.__name__} was called in places without any being set')
-        return _own_in_places(self, projected, args, kwargs) if own else attend(self, *args, **kwargs)
+        return _own_in_places(self, projected, args, kwargs) if native else attend(self, *args, **kwargs)
     return type(cls.__name__, (cls,), dict(forward=forward))
 
 # %% ../nbs/35_attention.ipynb #1c854919
@@ -585,7 +585,7 @@ class SlotwiseAttention(torch.autograd.Function):
             for number, ((rows, l), index) in enumerate(zip(places.slots, places.index.split(sizes))):
                 with lane(number):
                     # gathered here: a window would have an offset, for which the compiler makes other code
-                    mask, distances, span = places.own[number]
+                    mask, distances, span = places.native[number]
                     inputs = tokens.index_select(0, index).view(rows, l, -1), _near(shared, span)
                     for t, source in zip(inputs, (tokens, shared)):
                         if t is not None: t.requires_grad_(source.requires_grad and back)

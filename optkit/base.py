@@ -43,34 +43,26 @@ def size(
     return f'{n:.0f} {unit}' if n >= 100 or unit == 'B' else f'{n:.1f} {unit}'
 
 # %% ../nbs/00_base.ipynb #d4cde241
-def duration(
-    seconds: float | None # None where it is not known
-) -> str: # '1:02:03', '4:05'; 'n/a' for None and for what is not finite
-    "Seconds as a clock shows them"
+def duration(seconds: float | None) -> str:
+    "Seconds as a clock shows them: '1:02:03', '4:05'; 'n/a' for None and for what is not finite"
     if seconds is None or not math.isfinite(seconds): return 'n/a'
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02d}:{rest:02d}' if hours else f'{minutes}:{rest:02d}'
-
-# %% ../nbs/00_base.ipynb #3f90c882
-_UNIT_SECONDS = dict(d=86400, h=3600, m=60, s=1)
 
 # %% ../nbs/00_base.ipynb #2b233806
 def seconds_of(
     text: str | float | timedelta # '8h', '90m', '30s', '1.5d', '1h30m', a number of seconds, or a timedelta
 ) -> float: # more than 0
     "A duration in seconds. Raises `InputError`."
-    with_units = re.fullmatch(r'(\s*[0-9.]+\s*[dhms])+\s*', str(text))
+    parts = re.findall(r'([0-9.]+)\s*([dhms])', str(text))
     try:
         if isinstance(text, timedelta): seconds = text.total_seconds()
-        elif not with_units: seconds = float(text)
-        else:
-            parts = re.findall(r'([0-9.]+)\s*([dhms])', str(text))
-            seconds = sum(float(n) * _UNIT_SECONDS[unit] for n, unit in parts)
+        elif not re.fullmatch(r'(\s*[0-9.]+\s*[dhms])+\s*', str(text)): seconds = float(text)
+        else: seconds = sum(float(n) * dict(d=86400, h=3600, m=60, s=1)[unit] for n, unit in parts)
     except (ValueError, TypeError): seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise InputError(f"budget is {text!r}, expected a time such as '8h', '90m' or '1h30m'")
-    return seconds
+    if 0 < seconds < math.inf: return seconds
+    raise InputError(f"budget is {text!r}, expected a time such as '8h', '90m' or '1h30m'")
 
 # %% ../nbs/00_base.ipynb #9d7826e3
 def first_line(
@@ -85,33 +77,24 @@ def error_line(exc: BaseException) -> str:
     return f'{type(exc).__name__}: {(str(exc).strip().splitlines() or [""])[0][:200]}'
 
 # %% ../nbs/00_base.ipynb #8e3173c8
-def rows_in_words(
-    numbers: Sequence[int], # row numbers
-    at_most: int = 3 # that are named
-) -> str: # 'row 3', 'rows 1, 2, 3, ...'
-    "The first of some row numbers, in words"
+def rows_in_words(numbers: Sequence[int], at_most: int = 3) -> str:
+    "The first `at_most` of some row numbers, in words: 'row 3', 'rows 1, 2, 3, ...'"
     names = ', '.join(str(n) for n in numbers[:at_most])
     return f"row{'s' if len(numbers) > 1 else ''} {names}{', ...' if len(numbers) > at_most else ''}"
 
 # %% ../nbs/00_base.ipynb #9e4695cf
-def to_json_types(
-    value: Any # dicts, lists, sets, numbers, numpy values, paths, dataclasses
-) -> Any: # None, text, numbers, lists and dicts
-    "`value` in types that JSON has: NaN and infinity become None, numpy scalars and arrays become Python's"
+def to_json_types(value: Any) -> Any:
+    "Dicts, lists, sets, numpy values, paths and dataclasses in types that JSON has; NaN and infinity become None"
     if isinstance(value, dict): return {str(k): to_json_types(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)): return [to_json_types(v) for v in value]
     if isinstance(value, (set, frozenset)): return sorted(map(to_json_types, value))
-    if isinstance(value, np.ndarray): return to_json_types(value.tolist())
-    if isinstance(value, np.generic): return to_json_types(value.item())
+    if isinstance(value, (np.ndarray, np.generic)): return to_json_types(value.tolist())
     if isinstance(value, Path): return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type): return to_json_types(dataclasses.asdict(value))
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 # %% ../nbs/00_base.ipynb #b2aab3f4
-def write_json(
-    path: str | Path, # missing folders are created
-    obj: Any # as for `to_json_types`
-) -> Path: # of the file
+def write_json(path: str | Path, obj: Any) -> Path:
     "Write `obj` as JSON to `path` in one step; `TypeError`, and no file touched, for what JSON cannot hold"
     path = Path(path)
     text = json.dumps(to_json_types(obj), indent=1, ensure_ascii=False, allow_nan=False)
@@ -127,14 +110,11 @@ def write_json(
     return path
 
 # %% ../nbs/00_base.ipynb #38901d48
-def read_json(
-    path: str | Path # of a JSON file
-) -> Any: # None, text, numbers, lists and dicts
+def read_json(path: str | Path) -> Any:
     "The content of a JSON file; `InputError` that names the file if it is not JSON"
     try: return json.loads(Path(path).read_text('utf-8'))
     except (ValueError, RecursionError) as error:  # also of brackets within brackets
-        why = str(error).splitlines()[0][:120]
-        raise InputError(f'{path} is not valid JSON ({why}): delete it or restore it') from None
+        raise InputError(f'{path} is not valid JSON ({first_line(error, 120)}): delete it or restore it') from None
 
 # %% ../nbs/00_base.ipynb #f3a32023
 def moved(

@@ -390,21 +390,20 @@ def find_batch_size(
         if value is not None: checked_whole(name, value, 1)
     for name, value in dict(headroom=headroom, tolerance=tolerance).items():
         if not 0 <= value < 1: raise ValueError(f'{name} is {value}, expected a share from 0 up to 1')
-    limit, run_probe, tried = max(least, min(limit, effective or limit)), _run_probe, []
-    if ranks is not None:
-        group = _RankGroup(ranks, patience)
-        capacity = group.agree(capacity, effective=effective, start=start, limit=limit, headroom=headroom,
-                               tolerance=tolerance, least=least)
-        run_probe = group.run_probe
+    limit, tried = max(least, min(limit, effective or limit)), []
+    group = None if ranks is None else _RankGroup(ranks, patience)
+    if group: capacity = group.agree(capacity, effective=effective, start=start, limit=limit, headroom=headroom,
+                                     tolerance=tolerance, least=least)
     budget = capacity * (1 - headroom) if capacity else None
+    run_probe = partial(group.run_probe if group else _run_probe, probe, budget=budget)
     with _preserved_for(probe):
         while (batch := next_probe(tried, start, limit, budget, tolerance, least)) is not None:
-            tried.append(run_probe(probe, batch, budget))
+            tried.append(run_probe(batch))
         best = max((p for p in tried if p.fits), key=lambda p: p.batch, default=None)
         if best is None: raise MemoryError(f'one row of {longest or "the longest"} tokens does not fit: '
                                            f'{tried[-1].note}. Shorten the rows or use a smaller model')
         effective = effective or best.batch
-        chosen, accumulation = _even_parts(best, tried, effective, lambda rows: run_probe(probe, rows, budget))
+        chosen, accumulation = _even_parts(best, tried, effective, run_probe)
     return BatchPlan(chosen.batch, accumulation, effective, longest, tuple(tried), chosen.peak_bytes,
                      _reason(best, tried, limit, budget), allocated_bytes=chosen.allocated_bytes)
 

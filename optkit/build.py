@@ -18,7 +18,7 @@ from .base import Choice, first_line, InputError
 from .precision import choose_precision, held_format, set_attention, text_config, tf32_set
 from .table import IGNORED
 from .store import TokenStore
-from .steps import Layout
+from .steps import Layout, row_numbers
 from .augment import check_augment
 from .models import seeded
 from .engine import Engine
@@ -154,19 +154,13 @@ def plan_sizes(
     return replace(c, eval_batch=evaluation.physical), decisions, plan
 
 # %% ../nbs/44_build.ipynb #a94fd40c
-def _check_rows(train, valid, count):
-    "Raise `InputError` for what are no row numbers of a store of so many rows"
+def _check_rows(store, train, valid):
+    "Raise `InputError` for what are no row numbers of the store, or no rows"
     given = dict(train=train) if valid is None else dict(train=train, evaluate=valid)
-    for name, rows in given.items():
-        if np.ndim(rows) != 1 or len(rows) and np.asarray(rows).dtype.kind not in 'iu': raise InputError(
-            f'rows to {name}: expected a list of row numbers, found {np.ndim(rows)} dimensions of '
-            f'{np.asarray(rows).dtype}; for a mask pass np.flatnonzero(mask)')
+    for name, rows in given.items(): row_numbers(store, rows, f'rows to {name}')
     if not all(map(len, given.values())): raise InputError(
         f'{len(train)} rows to train on and {len(given.get("evaluate", ()))} to evaluate on; '
         'expected at least one of each')
-    for name, rows in given.items():
-        if np.min(rows) < 0 or np.max(rows) >= count: raise InputError(
-            f'rows to {name} go from {np.min(rows)} to {np.max(rows)}, the store has {count} (0 to {count - 1})')
 
 # %% ../nbs/44_build.ipynb #eb6529e3
 def _mismatches(engine, store, config, train):
@@ -236,7 +230,7 @@ def check_run(
     custom: Callable | None = None # see `metrics.score`
 ):
     "Raise `InputError` where rows, labels, model and configuration do not fit together"
-    _check_rows(train, valid, len(store))
+    _check_rows(store, train, valid)
     if valid is not None:
         check_metric(config.metric, store.task, custom)
         if both := np.isin(valid, train).sum():
@@ -247,12 +241,13 @@ def check_run(
     for wrong, message in _mismatches(engine, store, config, train):
         if wrong: raise InputError(message)
     _check_head(engine.model, store)
-    engine._check(store)
+    engine.check_store(store)
     if store.task == 'causal': _check_ahead(engine, store)
 
 # %% ../nbs/44_build.ipynb #ba06a2df
 def balanced_weights(
-    store: TokenStore, rows: np.ndarray # row numbers to train on
+    store: TokenStore, rows: np.ndarray, # row numbers to train on
+    outputs: int = 0 # of the head, at least
 ) -> tuple[float, ...]: # one a class; 0 for a class without rows
     """Weights under which each class counts alike: all / (classes * rows of the class), as scikit-learn has it.
     With several classes at once: negatives / positives."""
@@ -265,6 +260,6 @@ def balanced_weights(
         ends = np.cumsum(store.lengths)
         labels = np.concatenate([labels[ends[r] - store.lengths[r]:ends[r]] for r in rows])
         labels = labels[labels >= 0]
-    counts = np.bincount(labels, minlength=max(len(store.classes), int(labels.max()) + 1))
+    counts = np.bincount(labels, minlength=max(outputs, len(store.classes), int(labels.max()) + 1))
     balanced = counts.sum() / (max(1, (counts > 0).sum()) * np.maximum(counts, 1))
     return tuple(np.where(counts, balanced, 0.).tolist())

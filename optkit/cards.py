@@ -16,15 +16,12 @@ from fastcore.basics import patch
 from .base import size
 
 # %% ../nbs/10_cards.ipynb #5c7eba79
-def html_table(
-    rows: Iterable[tuple], # pairs of a label and a value
-    title: str = '',
-) -> str:
-    "An HTML table of two columns; all text is escaped"
+def html_table(rows: Iterable[tuple], title: str = '') -> str:
+    "An HTML table of pairs of a label and a value; all text is escaped"
+    def cell(tag, text): return f'<{tag} style="text-align:left">{html.escape(str(text))}</{tag}>'
     head = f'<caption><b>{html.escape(title)}</b></caption>' if title else ''
-    cells = ''.join(f'<tr><th style="text-align:left">{html.escape(str(label))}</th>'
-                    f'<td style="text-align:left">{html.escape(str(value))}</td></tr>' for label, value in rows)
-    return f'<table>{head}{cells}</table>'
+    body = ''.join(f'<tr>{cell("th", label)}{cell("td", value)}</tr>' for label, value in rows)
+    return f'<table>{head}{body}</table>'
 
 # %% ../nbs/10_cards.ipynb #670f6e46
 @dataclass(frozen=True, repr=False)
@@ -73,22 +70,20 @@ class GPU:
 @patch
 def __repr__(self: GPU):
     capability = 'n/a' if self.capability is None else '{}.{}'.format(*self.capability)
-    state = '' if self.usable else f', NOT USABLE: {self.problem}'
     flops = (self.peak or {}).get('bf16') or (self.peak or {}).get('fp16')
     peak = 'peak n/a' if flops is None else f'peak {flops / 1e12:.4g} TFLOP/s'
     return (f'{self.name} ({self.architecture or "unknown architecture"}, capability {capability}, '
-            f'{size(self.total_bytes)}{", MIG slice" if self.mig else ""}, {peak}{state})')
+            f'{size(self.total_bytes)}{", MIG slice" if self.mig else ""}, {peak}'
+            f'{"" if self.usable else f", NOT USABLE: {self.problem}"})')
 
 # %% ../nbs/10_cards.ipynb #96aff432
 @patch(as_prop=True)
 def state(self: GPU):
     "Free memory, clock, temperature, power limit and ECC in words; empty for a card that is not in this machine"
-    free = '' if self.free_bytes in (None, self.total_bytes) else f'{size(self.free_bytes)} free'
     clock = ' of '.join(str(c) for c in (self.clock_now_mhz, self.clock_mhz) if c is not None)
-    watts = (self.power_limit_w, self.default_power_limit_w)
-    power = ' of '.join(f'{w:.0f}' for w in watts if w is not None)
+    power = ' of '.join(f'{w:.0f}' for w in (self.power_limit_w, self.default_power_limit_w) if w is not None)
     return ', '.join(filter(None, [
-        free,
+        '' if self.free_bytes in (None, self.total_bytes) else f'{size(self.free_bytes)} free',
         clock and f'clock {clock} MHz',
         '' if self.temperature_c is None else f'{self.temperature_c} °C',
         power and f'power limit {power} W',
@@ -139,9 +134,7 @@ class Link:
     def __repr__(self): return f'GPU {self.a}-{self.b}: {self.words}'
 
 # %% ../nbs/10_cards.ipynb #2e49b075
-def links_text(
-    links: Sequence[Link],
-) -> str:
+def links_text(links: Sequence[Link]) -> str:
     "All links in words; pairs with equal links stand together"
     pairs = {}
     for link in links: pairs.setdefault(link.words, []).append(f'{link.a}-{link.b}')
@@ -163,8 +156,7 @@ class Software:
     driver: str | None = None # of the NVIDIA kernel module
     optkit: str | None = None
 
-    def __repr__(self):
-        return ', '.join(f'{k} {v}' for k, v in dataclasses.asdict(self).items() if v is not None)
+    def __repr__(self): return ', '.join(f'{k} {v}' for k, v in vars(self).items() if v is not None)
 
 # %% ../nbs/10_cards.ipynb #74f64336
 @dataclass(frozen=True, repr=False)
@@ -200,10 +192,9 @@ def _table_rows(self: Hardware):
         if gpu.state: rows.append((f'State{number}', gpu.state))
     if not rows: rows = [('GPU', 'Apple (MPS)' if self.mps else 'none')]
     if self.links: rows.append(('Links', links_text(self.links)))
-    parts = [('CPU', self.cpu), ('Memory', self.memory), ('Software', self.software)]
-    return rows + parts + [('Note', note) for note in self.notes]
+    return [*rows, ('CPU', self.cpu), ('Memory', self.memory), ('Software', self.software),
+            *(('Note', note) for note in self.notes)]
 
-# %% ../nbs/10_cards.ipynb #b28c0895
 @patch
 def __repr__(self: Hardware): return '\n'.join(f'{label + ":":10}{value}' for label, value in self._table_rows())
 
@@ -234,15 +225,10 @@ def from_json(
 ) -> Hardware:
     "The machine of that text"
     values = json.loads(text)
-    return cls(
-        gpu=values['gpu'] and _from_dict(GPU, values['gpu']),
-        gpus=tuple(_from_dict(GPU, gpu) for gpu in values['gpus']),
-        cpu=_from_dict(CPU, values['cpu']),
-        memory=_from_dict(Memory, values['memory']),
-        software=_from_dict(Software, values['software']),
-        notes=tuple(values['notes']),
-        mps=values['mps'],
-        links=tuple(_from_dict(Link, link) for link in values.get('links', ())))
+    return cls(gpu=values['gpu'] and _from_dict(GPU, values['gpu']), cpu=_from_dict(CPU, values['cpu']),
+               gpus=tuple(_from_dict(GPU, gpu) for gpu in values['gpus']), memory=_from_dict(Memory, values['memory']),
+               links=tuple(_from_dict(Link, link) for link in values.get('links', ())),
+               software=_from_dict(Software, values['software']), notes=tuple(values['notes']), mps=values['mps'])
 
 # %% ../nbs/10_cards.ipynb #9e76d1f7
 SOURCES = {
@@ -305,7 +291,7 @@ def _parse_row(line):
                None if l2 == '-' else int(l2) * 2**20, peak=peak, bandwidth=float(gigabytes) * 1e9,
                source=SOURCES[source].format(name.split()[0]))
 
-# %% ../nbs/10_cards.ipynb #107f6cc3
+
 @lru_cache(maxsize=1)
 def gpu_table() -> dict[str, GPU]: # by name
     "The cards of `TABLE`"
@@ -314,18 +300,11 @@ def gpu_table() -> dict[str, GPU]: # by name
 # %% ../nbs/10_cards.ipynb #8172b78a
 _IGNORED_WORDS = {'nvidia', 'geforce', 'tesla', 'rtx', 'generation', 'graphics', 'card', 'founders'}
 _SHORT_NAMES = {
-    'h100': 'H100 SXM',
-    'h100 80gb': 'H100 SXM',
-    'a100': 'A100 SXM 80GB',
-    'a100 40gb': 'A100 SXM 40GB',
-    'a100 80gb': 'A100 SXM 80GB',
-    'v100': 'V100 SXM 16GB',
-    'v100 16gb': 'V100 SXM 16GB',
-    'v100 32gb': 'V100 SXM 32GB'}
-_OPTIONAL_WORDS = {
-    'H200': {'sxm', 'hbm3e'},
-    'B200': {'sxm', 'hbm3e'},
-    'RTX PRO 6000': {'blackwell', 'workstation', 'edition'}}
+    'h100': 'H100 SXM', 'h100 80gb': 'H100 SXM',
+    'a100': 'A100 SXM 80GB', 'a100 40gb': 'A100 SXM 40GB', 'a100 80gb': 'A100 SXM 80GB',
+    'v100': 'V100 SXM 16GB', 'v100 16gb': 'V100 SXM 16GB', 'v100 32gb': 'V100 SXM 32GB'}
+_OPTIONAL_WORDS = {'H200': {'sxm', 'hbm3e'}, 'B200': {'sxm', 'hbm3e'},
+                   'RTX PRO 6000': {'blackwell', 'workstation', 'edition'}}
 
 # %% ../nbs/10_cards.ipynb #a2b2df5a
 def _words_of(name):
@@ -356,10 +335,8 @@ def known_gpu(
     return next((card for card in gpu_table().values() if _matches(card, rest, 'rtx' in words)), None)
 
 # %% ../nbs/10_cards.ipynb #4be765a8
-def slug(
-    name: str, # of a GPU, from the driver or from the table
-) -> str: # 'h100', 'a100-80gb', 'rtx3090', ...
-    "Short name of a card for file names"
+def slug(name: str) -> str:
+    "Short name of a card for file names: 'h100', 'a100-80gb', 'rtx3090', ..."
     card = known_gpu(name)
     words = _words_of(card.name if card else name)
     ignored = _IGNORED_WORDS - {'rtx'} | {'sxm', 'gpu', 'laptop'}

@@ -84,7 +84,6 @@ def _flush(folder):
         try: os.fsync(handle)
         finally: os.close(handle)
 
-# %% ../nbs/41_checkpoint.ipynb #42db7349
 def _publish(part, ready):
     "Rename a finished folder into its place; an older one there goes aside first"
     _flush(part)
@@ -220,7 +219,6 @@ def checkpoints(
     "The checkpoints of a run"
     return sorted(p for p in (Path(folder) / 'checkpoints').glob('step-*') if (p / 'run.json').is_file())
 
-# %% ../nbs/41_checkpoint.ipynb #8aa426ed
 def latest_checkpoint(
     folder: str | Path # of the run
 ) -> Path | None: # None: there is none

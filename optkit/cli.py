@@ -8,7 +8,6 @@ __all__ = ['app', 'main']
 # %% ../nbs/82_cli.ipynb #9121367b
 import contextlib, errno, inspect, io, json, logging, os, shlex, signal, sys, threading, time
 from dataclasses import asdict, fields
-from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -17,6 +16,8 @@ import typer
 
 from . import __version__
 from .base import InputError, read_json, seconds_of, to_json_types, write_json
+from .cards import known_gpu
+from .run_folder import check_folder
 
 # %% ../nbs/82_cli.ipynb #00b4645e
 class _LogFile(logging.FileHandler):
@@ -51,7 +52,7 @@ class _Tee(io.TextIOBase):
     def isatty(self): return self.out.isatty()
     def fileno(self): return self.out.fileno()
 
-# %% ../nbs/82_cli.ipynb #73a4824e
+# %% ../nbs/82_cli.ipynb #9bc6805e
 class Terminal:
     "Where the output of a command goes"
     def __init__(self,
@@ -63,11 +64,11 @@ class Terminal:
         self.out, self.as_json, self.quiet = sys.stdout, as_json, quiet
         self.color = not (no_color or as_json or os.environ.get('NO_COLOR')) and self.out.isatty()
         self.handlers = [] if log_file is None else [_log_handler(log_file)]
-        self.lines, self.stack = [], contextlib.ExitStack()
+        self.stack = contextlib.ExitStack()
 
     def __enter__(self):
         if self.handlers: self._attach(logging.getLogger('optkit'))
-        tee = _Tee(sys.stderr if self.as_json else self.out, self._record)
+        tee = _Tee(sys.stderr if self.as_json else self.out, self.log)
         self.stack.enter_context(contextlib.redirect_stdout(tee))
         return self
 
@@ -85,23 +86,15 @@ class Terminal:
             self.stack.callback(handler.close)
             self.stack.callback(logger.removeHandler, handler)
 
-    def _record(self, text):
-        self.lines += [line for line in text.splitlines() if line.strip()]
-        self.log(text)
-
-    def log(self,
-        text: str, # for the log file alone
-        level: int = logging.INFO,
-    ):
+    def log(self, text: str, level: int = logging.INFO): # for the log file alone
         if not (text.strip() and self.handlers): return
         self.handlers[0].handle(logging.LogRecord('optkit.cli', level, '', 0, text.rstrip(), (), None))
 
 # %% ../nbs/82_cli.ipynb #74eaa260
 def _print_result(terminal, result):
-    "Print what a command returned: a text, or a text and data"
-    text, data = result if isinstance(result, tuple) else (result, None)
+    "Print what a command returned, a text (None: it has printed all) and data"
+    text, data = result
     if terminal.as_json:
-        if data is None: data = dict(said=terminal.lines)
         encoding = getattr(terminal.out, 'encoding', None) or 'utf-8'
         escape = 'utf' not in encoding.lower() # such a stream would write unknown characters as no JSON has them
         print(json.dumps(to_json_types(data), ensure_ascii=escape), file=terminal.out)
@@ -115,19 +108,22 @@ app = typer.Typer(
 # %% ../nbs/82_cli.ipynb #6cb27a34
 REQUIRED = inspect.Parameter.empty
 
-def _option(kind, help='', *names, default=None, metavar=None):
+def _option(kind, help='', *names, default=None, metavar=None): # None: what is left out is decided later
+    kind = kind | None if default is None else kind
     return Annotated[kind, typer.Option(*names, help=help, metavar=metavar)], default
 
+def _text(help, metavar=None, **more): return _option(str, help, metavar=metavar, **more)
+def _number(help, metavar=None, **more): return _option(int, help, metavar=metavar, **more)
 def _flag(name, help): return _option(bool, help, name, default=False) # without a --no-... beside it
 
+# %% ../nbs/82_cli.ipynb #a39de38a
 def _argument(kind, help, metavar, default=REQUIRED):
     return Annotated[kind, typer.Argument(help=help, metavar=metavar)], default
 
-# %% ../nbs/82_cli.ipynb #1cfa1a77
 COMMON = dict(
     as_json=_flag('--json', 'print the result as one JSON document, everything else to standard error'),
     quiet=_flag('--quiet', 'no progress bars'),
-    log_file=_option(str | None, 'write all words into this file too', metavar='FILE'),
+    log_file=_text('write all words into this file too', 'FILE'),
     no_color=_flag('--no-color', 'no colours'))
 SETTINGS = _argument(
     list[str] | None, 'further fields of the configuration, such as lr=1e-4 layout=packed compile=none',
@@ -146,7 +142,7 @@ def _disk_error(exc):
 
 # %% ../nbs/82_cli.ipynb #116782c7
 def _refuse_unusable(given):
-    "Refuse an empty text, which as a folder would be the current one, and a name that is not UTF-8"
+    "Refuse an empty text (as a folder it would be the current one) and a name that is not UTF-8"
     for name, value in given.items():
         option = 'RUN' if name == 'run' else '--' + name.replace('_', '-')
         if value == '': raise InputError(f'{option} is empty; give it a value, or leave it out')
@@ -185,7 +181,7 @@ def _run(name, work, common, given):
 # %% ../nbs/82_cli.ipynb #b451bf67
 def command(
     **options: tuple, # by name: type and default, from `_option` or `_argument`
-): # decorator of `do_NAME(terminal, **options)`, which returns a text, or a text and data
+): # decorator of `do_NAME(terminal, **options)`, which returns a text and data
     "Make a command of `app`"
     def register(work):
         name = work.__name__.removeprefix('do_')
@@ -207,7 +203,6 @@ def _top(version: Annotated[bool, typer.Option('--version', help='say the versio
         print(f'optkit {__version__}')
         raise typer.Exit
 
-# %% ../nbs/82_cli.ipynb #6f077b39
 def _open_streams():
     "Replace standard streams that the caller has closed, and escape characters that a stream cannot encode"
     for name in ('stdout', 'stderr'):
@@ -244,11 +239,6 @@ def main(
     except (typer.Abort, KeyboardInterrupt): return _fail('\nstopped', 130)
     return code if isinstance(code, int) else 0
 
-# %% ../nbs/82_cli.ipynb #c0ea4e37
-def _duration(text): # seconds; a text that is no number is read as 90m or 8h
-    try: return float(text)
-    except ValueError: return seconds_of(text)
-
 # %% ../nbs/82_cli.ipynb #c7039258
 def _split_settings(settings, given, kind):
     "Fields of `kind` from settings and options, and the remaining settings. Raises `InputError` for one given twice."
@@ -284,10 +274,8 @@ def do_detect(terminal):
     return repr(hardware), json.loads(hardware.to_json())
 
 # %% ../nbs/82_cli.ipynb #ae16a6a3
-_PRESET = _option(
-    str | None, 'rtx3090, rtx5090, h100, any card by name, or auto: a configuration with a reason for each value')
+_PRESET = _text('rtx3090, rtx5090, h100, any card by name, or auto: a configuration with a reason for each value')
 
-# %% ../nbs/82_cli.ipynb #20b33376
 def _follow(run, every=1.):
     "Print where a run stands whenever it moves, until it has ended"
     from optkit.status import standing
@@ -306,11 +294,10 @@ def _follow(run, every=1.):
         list[str] | None, 'a run folder, and fields of a configuration such as compile=default',
         '[RUN] [NAME=VALUE]...', None),
     preset=_PRESET,
-    card=_option(str | None, 'ask about this card instead of this machine: rtx3090, h100, ...'),
+    card=_text('ask about this card instead of this machine: rtx3090, h100, ...'),
     follow=_flag('--follow', 'show where a run or study stands, until it ends'))
 def do_status(terminal, words, preset, card, follow):
     "What is on, off or not applicable here, and what it is worth"
-    from optkit.cards import known_gpu
     from optkit.hardware import hardware_with
     from optkit.status import status
     words = words or ()
@@ -319,10 +306,10 @@ def do_status(terminal, words, preset, card, follow):
     if follow and (settings or preset or card):
         raise InputError('--follow shows a run alone; leave out --preset, --card and name=value')
     if follow: return _follow(runs[0])
-    gpu = None if card is None else known_gpu(card)
+    gpu = card if card is None else known_gpu(card)
     if card is not None and gpu is None: raise InputError(f'--card {card!r}: no such card in the table')
     config = _train_config(preset, settings, {}) if preset or settings else None
-    table = status(config, runs[0], None if gpu is None else hardware_with(gpu))
+    table = status(config, runs[0], gpu and hardware_with(gpu))
     return table.text(terminal.color), table.to_dict()
 
 # %% ../nbs/82_cli.ipynb #dece96a1
@@ -361,19 +348,17 @@ def _bench_ladder(args):
     from optkit.store import tokenise
     from optkit.table import DEMO_DATA, read_table
     _check_ladder_options(args)
-    hardware, tokenizer = detect(), load_tokenizer(args.model)
+    hardware, tokenizer, effective = detect(), load_tokenizer(args.model), args.effective_batch
     table = read_table(DEMO_DATA, 'subject', 'label', 'body')
     if not 1 <= args.rows <= len(table): raise InputError(f'--rows is {args.rows}, expected 1 to {len(table)}')
     out = _record_path(args.out or f'bench/results/demo-ladder-{hardware.card}.json')
     model = load_model(args.model, table.classes, tokenizer)
     store = tokenise(table, tokenizer, min(args.max_length, model_length(model, tokenizer)), args.progress)
     ladder = measure_ladder(
-        model, store, np.arange(args.rows),
-        default_rungs(hardware, args.effective_batch, args.effective_batch, args.compile),
-        TrainConfig(lr=1e-4, effective_batch=args.effective_batch), hardware, args.seconds, loss_steps=20,
+        model, store, np.arange(args.rows), default_rungs(hardware, effective, effective, args.compile),
+        TrainConfig(lr=1e-4, effective_batch=effective), hardware, args.seconds, loss_steps=20,
         progress=args.progress, max_rounds=args.rounds, min_rounds=min(40, args.rounds), width=.01)
-    rows = [asdict(r) for r in ladder.records]
-    for row in rows: row['verdict'] = row_verdict(row).value
+    rows = [asdict(r) | dict(verdict=row_verdict(asdict(r)).value) for r in ladder.records]
     model_name = 'MiniLM (BERT 6 x 384, 22.7M parameters)' if args.model == 'demo' else Path(args.model).name
     save_records(out, rows, hardware, _command_line(), workload=f'demo mails, {model_name}', note=ladder.note,
                  stopped=ladder.comparison.stopped, confidence=ladder.comparison.confidence)
@@ -398,25 +383,23 @@ def _bench_claims(args):
 # %% ../nbs/82_cli.ipynb #ea4b7953
 _WORKLOADS = ('w1', 'w2', 'w3', 'mine')
 _BENCH = dict(
-    model=_option(str, "local folder or name on the hub ('demo')", default='demo'),
-    max_length=_option(int | None, 'tokens a row (512)', metavar='TOKENS'),
-    effective_batch=_option(int | None, 'rows of an optimizer step (32)', metavar='ROWS'),
-    rows=_option(int, 'rows of the demo data', default=1600),
+    model=_text("local folder or name on the hub ('demo')", default='demo'),
+    max_length=_number('tokens a row (512)', 'TOKENS'),
+    effective_batch=_number('rows of an optimizer step (32)', 'ROWS'),
+    rows=_number('rows of the demo data', default=1600),
     seconds=_option(float, 'time for the rounds', default=120.),
-    rounds=_option(int, 'rounds at most', default=60),
+    rounds=_number('rounds at most', default=60),
     compile=_flag('--compile', 'with torch.compile also without a GPU'),
-    out=_option(str | None, 'file; bench/results/demo-ladder-<card>.json when left out. '
-                            'Of a workload: file or folder; runs/bench-<workload>-<card>'),
-    workload=_option(str | None, 'w1, w2, w3 or mine: test every claim on it instead, '
-                                 'in a ledger that a second start goes on with'),
-    budget=_option(str | None, 'of this start, for a workload: 90s, 10m, 1h (10m)', metavar='TIME'),
-    only=_option(str | None, 'claims of a workload, by id, and ladder', metavar='ID,ID'),
-    data=_option(str | None, 'table, for mine (the demo mails of the package)'),
-    text=_option(str | None, 'column of the text'),
-    label=_option(str | None, 'column of the label'),
-    pair=_option(str | None, 'column of the second text'))
+    out=_text('file; bench/results/demo-ladder-<card>.json when left out. '
+              'Of a workload: file or folder; runs/bench-<workload>-<card>'),
+    workload=_text('w1, w2, w3 or mine: test every claim on it instead, in a ledger that a second start goes on with'),
+    budget=_text('of this start, for a workload: 90s, 10m, 1h (10m)', 'TIME'),
+    only=_text('claims of a workload, by id, and ladder', 'ID,ID'),
+    data=_text('table, for mine (the demo mails of the package)'),
+    text=_text('column of the text'),
+    label=_text('column of the label'),
+    pair=_text('column of the second text'))
 
-# %% ../nbs/82_cli.ipynb #f2facee3
 @command(**_BENCH)
 def do_bench(terminal, **given):
     "Measure the ladder of optimizations, or every claim on a workload, and write a record"
@@ -445,7 +428,6 @@ def _training(out, preset, settings, epochs, data, text, label, model, pair, gro
     from optkit.hardware import detect
     from optkit.job import sha256_of
     from optkit.models import load_model, load_tokenizer, model_length
-    from optkit.run_folder import check_folder
     from optkit.store import tokenise
     from optkit.table import read_table
     from optkit.trainer import ROUNDING_ONLY_FIELDS
@@ -487,11 +469,9 @@ def _decisions(run, columns):
 # %% ../nbs/82_cli.ipynb #541f6c44
 def _begin_training(run, given):
     "Write what the run folder holds before the first step"
-    settings = {**given, 'config': asdict(run.config)}
-    write_json(run.out / 'run.json', dict(
-        version=1, kind='train', title='Training run', command=_command_line(), settings=settings,
-        fingerprint=run.about, started=datetime.now(timezone.utc).isoformat(timespec='seconds')))
-    write_json(run.out / 'hardware.json', json.loads(run.hardware.to_json()))
+    from optkit.job import begin_run
+    begin_run(run.out, run.hardware, kind='train', title='Training run', command=_command_line(),
+              settings=given | dict(config=asdict(run.config)), fingerprint=run.about)
     write_json(run.out / 'decisions.json', _decisions(run, (given['text'], given['pair'])))
     if getattr(run.config, 'reasons', None): write_json(run.out / 'preset.json', run.config.to_dict())
 
@@ -535,30 +515,28 @@ def _train_folds(terminal, run):
 
 # %% ../nbs/82_cli.ipynb #eb0b186f
 _DATA = dict(
-    data=_option(str, 'table: .csv, .tsv, .jsonl (also .gz or .xz) or .parquet', default=REQUIRED),
-    text=_option(str, 'column of the text', default=REQUIRED),
-    label=_option(str, 'column of the label', default=REQUIRED),
-    model=_option(str, "local folder or name on the hub; 'demo' for the packaged model", default=REQUIRED),
-    pair=_option(str | None, 'column of the second text'),
-    group=_option(str | None, 'column of the group, such as the document; a group is never split'))
+    data=_text('table: .csv, .tsv, .jsonl (also .gz or .xz) or .parquet', default=REQUIRED),
+    text=_text('column of the text', default=REQUIRED),
+    label=_text('column of the label', default=REQUIRED),
+    model=_text("local folder or name on the hub; 'demo' for the packaged model", default=REQUIRED),
+    pair=_text('column of the second text'),
+    group=_text('column of the group, such as the document; a group is never split'))
 
 # %% ../nbs/82_cli.ipynb #6f870f1b
 @command(
     **_DATA, settings=SETTINGS,
-    out=_option(str, 'run folder; a second start with the same one goes on', default='runs/train'),
+    out=_text('run folder; a second start with the same one goes on', default='runs/train'),
     preset=_PRESET,
-    epochs=_option(int | None, 'epochs'),
-    max_length=_option(int | None, 'tokens a row', metavar='TOKENS'),
-    folds=_option(int | None, 'evaluate each row once, over this many folds'),
+    epochs=_number('epochs'),
+    max_length=_number('tokens a row', 'TOKENS'),
+    folds=_number('evaluate each row once, over this many folds'),
     held_out=_option(float, 'share of the rows to evaluate on, without folds', default=.2),
-    seed=_option(int | None, 'of folds, samples and weights that are new'))
+    seed=_number('of folds, samples and weights that are new'))
 def do_train(terminal, **given):
     "Train once with one configuration, or over folds"
     from optkit.job import FolderLock
     from optkit.report import render
     run = _training(**given)
-    try: run.out.mkdir(parents=True, exist_ok=True)
-    except OSError as exc: raise InputError(f'{run.out}: the run folder cannot be made ({exc.strerror})') from None
     with FolderLock(run.out):
         if run.resumed: print(f'{run.out}: going on with the run that is there')
         else: _begin_training(run, given)
@@ -579,7 +557,7 @@ def _with_preset(name, values, train):
     more = [f'{n}={getattr(preset, n)}' for n in preset.reasons if n not in given and n not in JOB_DECIDES]
     return preset.to_dict(), below | values, (*train, *more)
 
-# %% ../nbs/82_cli.ipynb #d9605a01
+# %% ../nbs/82_cli.ipynb #ab2bdcd5
 def _job_config(make, given):
     "The configuration of a job, and the preset that it came from (None: none)"
     from optkit.job import JobConfig
@@ -588,7 +566,9 @@ def _job_config(make, given):
     if given.pop('no_ladder'): given['ladder'] = False
     if given.pop('no_model', False): given['save_model'] = False
     if not given.get('drop_empty', True): given.pop('drop_empty')
-    if budget is not None: given['budget_s'] = _duration(budget)
+    if budget is not None:
+        try: given['budget_s'] = float(budget)
+        except ValueError: given['budget_s'] = seconds_of(budget) # 90m or 8h
     values, train = _split_settings(settings, given, JobConfig)
     if 'space' in values: values['space'] = tuple(values['space'])
     if name is not None: preset, values, train = _with_preset(name, values, train)
@@ -612,29 +592,27 @@ def _run_job(terminal, make, given):
 # %% ../nbs/82_cli.ipynb #f2c65a76
 _JOB = dict(
     settings=SETTINGS,
-    out=_option(str | None, 'run folder; a second start with the same one goes on'),
-    budget=_option(str | None, 'size the job to about this time: 270, 90m, 8h', metavar='TIME'),
+    out=_text('run folder; a second start with the same one goes on'),
+    budget=_text('size the job to about this time: 270, 90m, 8h', 'TIME'),
     preset=_PRESET,
-    trials=_option(int | None, 'trials of the study'),
-    folds=_option(int | None, 'folds of a trial (3)'),
-    epochs=_option(int | None, 'epochs of a fold'),
-    max_length=_option(int | None, 'tokens a row', metavar='TOKENS'),
-    rows=_option(int | None, 'rows that the search may use'),
-    seed=_option(int | None, 'of folds, samples, suggestions and weights that are new'),
-    lr=_option(float | None, 'learning rate of the first training'),
-    effective_batch=_option(int | None, 'rows of an optimizer step', metavar='ROWS'),
-    space=_option(
-        list[str] | None, 'what to search, once a parameter; also name=a,b,c', metavar='NAME=LOW..HIGH[:log]'),
-    strategy=_option(
-        str | None, 'when a trial is given up: racing, none, hyperband, asha, wilcoxon or reports (racing)'),
-    metric=_option(str | None, 'macro_f1, accuracy, matthews, auroc or loss'),
-    precision=_option(str | None, 'bf16, fp16 or fp32'),
+    trials=_number('trials of the study'),
+    folds=_number('folds of a trial (3)'),
+    epochs=_number('epochs of a fold'),
+    max_length=_number('tokens a row', 'TOKENS'),
+    rows=_number('rows that the search may use'),
+    seed=_number('of folds, samples, suggestions and weights that are new'),
+    lr=_option(float, 'learning rate of the first training'),
+    effective_batch=_number('rows of an optimizer step', 'ROWS'),
+    space=_option(list[str], 'what to search, once a parameter; also name=a,b,c', metavar='NAME=LOW..HIGH[:log]'),
+    strategy=_text('when a trial is given up: racing, none, hyperband, asha, wilcoxon or reports (racing)'),
+    metric=_text('macro_f1, accuracy, matthews, auroc or loss'),
+    precision=_text('bf16, fp16 or fp32'),
     no_ladder=_flag('--no-ladder', 'do not measure the optimizations'))
 
-# %% ../nbs/82_cli.ipynb #072e056a
+# %% ../nbs/82_cli.ipynb #b2b54066
 @command(
     **_DATA, **_JOB,
-    title=_option(str | None, 'title of the report'),
+    title=_text('title of the report'),
     drop_empty=_flag('--drop-empty', 'leave out rows with an empty text'),
     no_model=_flag('--no-model', 'do not keep the refitted model'))
 def do_tune(terminal, **given):
@@ -645,10 +623,10 @@ def do_tune(terminal, **given):
 # %% ../nbs/82_cli.ipynb #8dbd1c3f
 @command(
     run=_argument(str, 'run folder, or a study.db', 'RUN'),
-    name=_option(str | None, 'of the study (the only one)'),
-    trials=_option(int | None, 'trials in all; twice as many as ended when left out'),
-    workers=_option(int, 'that share the rest', default=1),
-    strategy=_option(str, 'that is tried on the finished trials', default='racing'))
+    name=_text('of the study (the only one)'),
+    trials=_number('trials in all; twice as many as ended when left out'),
+    workers=_number('that share the rest', default=1),
+    strategy=_text('that is tried on the finished trials', default='racing'))
 def do_forecast(terminal, run, name, trials, workers, strategy):
     "How long the study of a run folder takes from here, and what another strategy would have cost"
     from optkit.forecast import forecast, time_words
@@ -690,7 +668,7 @@ def do_report(terminal, run):
 
 # %% ../nbs/82_cli.ipynb #acca21e5
 def _use_gpu(gpu):
-    "Let this process see one GPU alone. Raises `InputError` where there is none of that name: it would use the CPU."
+    "Let this process see one GPU alone. Raises `InputError` where there is none of that name."
     import torch
     before = os.environ.get('CUDA_VISIBLE_DEVICES')
     os.environ['CUDA_VISIBLE_DEVICES'] = gpu # before anything starts CUDA
@@ -719,7 +697,7 @@ def _settings_of(run):
 # %% ../nbs/82_cli.ipynb #c673f37e
 @command(
     run=_argument(str, 'run folder whose study is running', 'RUN'),
-    gpu=_option(str | None, 'number or UUID of the GPU to use', metavar='GPU'))
+    gpu=_text('number or UUID of the GPU to use', 'GPU'))
 def do_worker(terminal, run, gpu):
     "Run trials of a study that `optkit tune` began, beside it"
     if gpu is not None: _use_gpu(gpu)
@@ -732,7 +710,7 @@ def do_worker(terminal, run, gpu):
     return text, dict(trials=count, best=best and best.number)
 
 # %% ../nbs/82_cli.ipynb #2d77f88a
-@command(**_JOB, model=_option(str | None, "a local folder instead of the package's model"))
+@command(**_JOB, model=_text("a local folder instead of the package's model"))
 def do_demo(terminal, **given):
     "The main job on mails and a small real model that a package brings"
     from optkit.job import demo_config

@@ -18,7 +18,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from .base import InputError
-from .steps import LAYOUTS
+from .steps import cut_errors, LAYOUTS
 from .augment import AUGMENTS
 from .engine import CHECKPOINTING, OPTIMIZERS
 from .metrics import ALL_METRICS
@@ -35,7 +35,6 @@ def _members(annotation): return get_args(annotation) if isinstance(annotation, 
 def _field_types(cls):
     return {name: [get_origin(t) or t for t in _members(hint)] for name, hint in get_type_hints(cls).items()}
 
-# %% ../nbs/43_config.ipynb #8dc4b025
 def _plain(value):
     "Tuples for lists, and numbers of Python for those of NumPy"
     if isinstance(value, (np.ndarray, np.generic)): value = value.tolist()
@@ -51,7 +50,6 @@ def _wrong_types(c):
         if not any(_has_type(getattr(c, name), t) for t in types):
             yield f"{name} is {getattr(c, name)!r}, expected {' or '.join(_TYPE_WORDS[t] for t in types)}"
 
-# %% ../nbs/43_config.ipynb #17906bb0
 def _not_among(c, **choices):
     for name, values in choices.items():
         if (value := getattr(c, name)) not in values: yield f'{name} is {value!r}, expected one of {values}'
@@ -111,16 +109,16 @@ def _errors(self: Hyperparameters):
     yield from _not_among(self, schedule=SCHEDULES, metric=metrics, adapter=ADAPTERS, augment_by=AUGMENTS)
     yield from _below(self, 1, 'epochs', 'effective_batch', 'patience', 'adapter_rank')
     yield from _below(self, 0, 'weight_decay', 'max_grad_norm', 'warmup_steps')
-    for name in ('warmup', 'label_smoothing', 'adapter_dropout', 'augment'):
-        if not 0 <= getattr(self, name) < 1: yield f'{name} is {getattr(self, name)}, expected a share from 0 up to 1'
-    if not 0 <= self.seed < 2**32: yield f'seed is {self.seed}, expected 0 to {2**32 - 1}'
-    if not 0 < self.lr < math.inf: yield f'lr is {self.lr}, expected more than 0 and finite'
-    if not 0 < self.eps < 1: yield f'eps is {self.eps}, expected more than 0 and small'
+    shares = 'warmup', 'label_smoothing', 'adapter_dropout', 'augment'
+    for name, fits, words in (
+        *((name, 0 <= getattr(self, name) < 1, 'a share from 0 up to 1') for name in shares),
+        ('seed', 0 <= self.seed < 2**32, f'0 to {2**32 - 1}'), ('lr', 0 < self.lr < math.inf, 'more than 0 and finite'),
+        ('eps', 0 < self.eps < 1, 'more than 0 and small'), ('spike', self.spike > 1, 'more than 1'),
+        ('ema', self.ema is None or 0 < self.ema < 1, 'a decay between 0 and 1, such as 0.999')
+    ):
+        if not fits: yield f'{name} is {getattr(self, name)}, expected {words}'
     if not (len(self.betas) == 2 and all(isinstance(b, Real) and 0 <= b < 1 for b in self.betas)):
         yield f'betas are {self.betas}, expected two shares from 0 up to 1'
-    if not (self.ema is None or 0 < self.ema < 1):
-        yield f'ema is {self.ema}, expected a decay between 0 and 1, such as 0.999'
-    if not self.spike > 1: yield f'spike is {self.spike}, expected more than 1'
     if not _class_weights_fit(self.class_weights):
         yield f"class_weights are {self.class_weights!r}, expected 'balanced' or a number a class, not all 0"
 
@@ -178,23 +176,12 @@ def _errors(self: TrainConfig):
     counts = 'physical_batch', 'eval_batch', 'max_tokens', 'prefetch', 'read_every', 'save_every', 'keep'
     yield from _below(self, 1, *counts)
     yield from _below(self, 0, 'workers')
-    if not _is_batch_table(self.batch_table):
-        yield f'batch_table is {self.batch_table!r}, expected pairs of tokens and rows, such as ((128, 64), (512, 16))'
+    yield from cut_errors(self.layout, self.max_tokens, self.batch_table, ('max_tokens', 'batch_table'))
     yield from (message for conflict, message in _conflicts(self) if conflict)
-
-# %% ../nbs/43_config.ipynb #c72dede3
-def _is_batch_table(table):
-    if table is None: return True
-    pairs = all(isinstance(p, tuple) and len(p) == 2 for p in table)
-    return len(table) > 0 and pairs and all(isinstance(n, Integral) and n > 0 for p in table for n in p)
 
 # %% ../nbs/43_config.ipynb #e4814378
 def _conflicts(c):
     "(whether the values contradict each other, message) pairs"
-    yield (c.batch_table and c.layout not in ('sorted', 'grouped'),
-           f"batch_table is for the layouts 'sorted' and 'grouped', but layout is {c.layout!r}; leave it out")
-    yield (c.max_tokens and c.layout != 'packed',
-           f"max_tokens is for the layout 'packed', but layout is {c.layout!r}; leave it out")
     yield (c.weights == 'bf16' and c.precision in ('fp32', 'fp16'),
            f'weights in bf16 with products in {c.precision} contradict each other; leave out one of them')
     yield (c.weights == 'bf16' and c.adapter,
@@ -213,15 +200,13 @@ def _parse_value(name, text, annotation):
     types, lower = _members(annotation), text.lower()
     if lower in ('none', 'null') and NoneType in types: return None
     if bool in types and lower in _BOOLEANS: return _BOOLEANS[lower]
-    for number in (int, float):
-        try:
-            if number in types: return number(text)
-        except ValueError: pass
-    sequence = next((t for t in types if get_origin(t) is tuple), None)
+    readers, sequence = [t for t in (int, float) if t in types], next((t for t in types if get_origin(t) is tuple), None)
     if sequence and (',' in text or str not in types):
-        try: return tuple(get_args(sequence)[0](part.strip()) for part in text.split(',') if part.strip())
+        readers.append(lambda text: tuple(get_args(sequence)[0](p.strip()) for p in text.split(',') if p.strip()))
+    elif str in types: readers.append(str)
+    for read in readers:
+        try: return read(text)
         except ValueError: pass
-    elif str in types: return text
     words = ' or '.join(getattr(t, '__name__', str(t)) for t in types)
     raise InputError(f"{name}={text}: expected {words.replace('NoneType', 'none').replace('bool', 'true or false')}")
 

@@ -214,20 +214,22 @@ def _check_names(engine, weights):
         if name in present: remedy = f', which has it in shape {tuple(present[name].shape)}'
         raise InputError(f'{name} of shape {tuple(tensor.shape)} is no weight of this model{remedy}')
 
-def drop_partial_state(engine):
-    "After a failure inside a step: no half-made optimizer state, no mark of an unscaled gradient"
-    states, trained = engine.optimizer.state, sum(len(g['params']) for g in engine.optimizer.param_groups)
-    partial_state = len(states) < trained or any(len(s) < 2 for s in states.values())
-    if partial_state or engine.kind != 'adamw' and engine.updating: states.clear()
-    if engine.scaler: engine.scaler._per_optimizer_states.clear()
-    engine.updating = False
-
 # %% ../nbs/33_engine.ipynb #f480bf7b
 @patch
 def _clear_gradients(self: Engine, drop: bool = True):
     "Gradients of the next step begin at 0; dropped ones are allocated anew"
     self.optimizer.zero_grad(set_to_none=drop)
     self.gradients_kept = self.gradients_kept and not drop
+
+@patch
+def discard_step(self: Engine):
+    "After a failure inside a step: no gradients, no half-made optimizer state, no mark of an unscaled gradient"
+    states, trained = self.optimizer.state, sum(len(g['params']) for g in self.optimizer.param_groups)
+    partial_state = len(states) < trained or any(len(s) < 2 for s in states.values())
+    if partial_state or self.kind != 'adamw' and self.updating: states.clear()
+    if self.scaler: self.scaler._per_optimizer_states.clear()
+    self.updating = False
+    self._clear_gradients()
 
 @patch
 @torch.no_grad()
@@ -254,12 +256,11 @@ def reset(self: Engine,
     self.set(lr=lr, weight_decay=weight_decay, label_smoothing=label_smoothing, max_grad_norm=max_grad_norm,
              **values) # refuses before anything is reset
     _load(self, {**self.start, **(weights or {})})
-    drop_partial_state(self)
+    self.discard_step()
     self.scaler = self.precision.make_scaler()
     if self.kind == 'adamw': _empty(self.optimizer)
     else: self.optimizer.state.clear() # codes of 8 bits are not 0 when they mean 0
     if self.average is not None: self._follow(0.)
-    self._clear_gradients()
     self.best = None
     torch.manual_seed(seed)
 
@@ -388,7 +389,7 @@ def _make_state(engine):
 
 # %% ../nbs/33_engine.ipynb #f330ac78
 @patch
-def _check(self: Engine, store):
+def check_store(self: Engine, store: TokenStore):
     "`check_tokens`, and the store's padding id into the model, once a store"
     if store in self.checked: return
     check_tokens(self.model, store)
@@ -440,7 +441,7 @@ def step(self: Engine,
 ) -> torch.Tensor: # mean loss of the step's rows or targets, before the update, on the device
     "Forward, backward, clip and update. What a failure before the update leaves can be cleared with `undo`."
     self.model.train()
-    self._check(store)
+    self.check_store(store)
     micro = self.cut(store, step)
     self.micro_batches = len(micro)
     if not self.optimizer.state: _make_state(self)
@@ -459,8 +460,7 @@ def undo(self: Engine):
     if self.updating:
         raise MemoryError('out of memory in the update itself, weights may have changed; take fused=True '
                           'or adamw_8bit, or a smaller batch, and start from the last checkpoint')
-    self._clear_gradients()
-    drop_partial_state(self)
+    self.discard_step()
 
 # %% ../nbs/33_engine.ipynb #a575ea2d
 @patch
@@ -537,7 +537,7 @@ def predict(self: Engine,
 ) -> torch.Tensor: # float32: logits [rows, classes] or [targets, classes]; for `causal` loss and hit [targets, 2]
     "Outputs of rows, in their order, under the moving average of the weights where there is one"
     rows = np.asarray(rows)
-    self._check(store)
+    self.check_store(store)
     order = np.argsort(store.lengths[rows], kind='stable')
     self.model.eval()
     outputs = []

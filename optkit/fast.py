@@ -33,11 +33,13 @@ def fast_problem(
     formats: set # of the weights that train
 ) -> str: # '': none
     "Why an engine's steps stay plain"
-    reasons = {'the model is loaded in few bits': quantised, f'the optimizer is {kind}': kind != 'adamw',
-               'fp16 needs a scaler, which waits for the device': scaler, 'several ranks share each step': ranks,
-               f'gradient checkpointing is {checkpointing}': checkpointing != 'off',
-               f'weights are {", ".join(sorted(map(str, formats)))}, not float32': formats != {torch.float32}}
-    return next((reason for reason, holds in reasons.items() if holds), '')
+    return _first({
+        'the model is loaded in few bits': quantised, f'the optimizer is {kind}': kind != 'adamw',
+        'fp16 needs a scaler, which waits for the device': scaler, 'several ranks share each step': ranks,
+        f'gradient checkpointing is {checkpointing}': checkpointing != 'off',
+        f'weights are {", ".join(sorted(map(str, formats)))}, not float32': formats != {torch.float32}})
+
+def _first(reasons): return next((reason for reason, holds in reasons.items() if holds), '')
 
 # %% ../nbs/37_fast.ipynb #3ef33568
 def end_to_end_problem(
@@ -50,12 +52,11 @@ def end_to_end_problem(
     if 'deberta' in kinds and (problem := disentangled_problem(device, capability, depth)): return problem
     if 'bert' not in kinds: return ''
     card = '.'.join(map(str, capability or ()))
-    reasons = {
+    return _first({
         f'flash attention needs a GPU, the device is {device}': device != 'cuda',
         f'flash attention computes in 16 bits, not in {compute}': compute not in ('bf16', 'fp16'),
         f'flash attention needs capability 8.0, this GPU has {card}': capability is not None and capability < (8, 0),
-        f'flash attention takes heads of up to 256 in steps of 8, these have {depth}': depth > 256 or depth % 8}
-    return next((reason for reason, holds in reasons.items() if holds), '')
+        f'flash attention takes heads of up to 256 in steps of 8, these have {depth}': depth > 256 or depth % 8})
 
 # %% ../nbs/37_fast.ipynb #e45fd7a9
 def padded_shapes(
@@ -70,7 +71,7 @@ def padded_shapes(
 
 # %% ../nbs/37_fast.ipynb #5b1998da
 def _error_line(exc) -> str:
-    "An error in one line; TorchScript's first line only says that there was one, and CUDA's last ones how to debug it"
+    "An error in one line; TorchScript's first line only says that there was one, CUDA's last ones how to debug it"
     if isinstance(exc, InputError): return str(exc)
     name, lines = type(exc).__name__, [l for l in str(exc).splitlines() if l.strip()] or ['']
     line = lines[0]
@@ -83,15 +84,11 @@ _COMPILERS = re.compile(r'(torch\._dynamo|torch\._inductor|triton)(\.|$)')
 
 def _from_compiler(exc) -> bool:
     "Whether an error, or what it came from, is one of the compilers, or of a program that they ran"
-    seen = []
-    while exc is not None and exc not in seen:
-        modules = [type(exc).__module__]
-        if isinstance(exc, (subprocess.CalledProcessError, OSError)):
-            modules += [f.f_globals.get('__name__') or '' for f, _ in traceback.walk_tb(exc.__traceback__)]
-        if any(map(_COMPILERS.match, modules)): return True
-        seen.append(exc)
-        exc = exc.__cause__
-    return False
+    if exc is None: return False
+    modules = [type(exc).__module__]
+    if isinstance(exc, (subprocess.CalledProcessError, OSError)):
+        modules += [f.f_globals.get('__name__') or '' for f, _ in traceback.walk_tb(exc.__traceback__)]
+    return any(map(_COMPILERS.match, modules)) or _from_compiler(exc.__cause__)
 
 # %% ../nbs/37_fast.ipynb #1255f6c9
 _KEPT_IN = {} # what `keep_compiled` has set itself
@@ -238,6 +235,7 @@ def set(self: FastEngine, **values):
         self.built.clear() # built with the former array
     self.weights.copy_(weights)
 
+# %% ../nbs/37_fast.ipynb #8c0fa108
 @patch
 def set_lr(self: FastEngine, lr: float):
     "Learning rate of the next step"
@@ -277,6 +275,7 @@ def places_problem(engine, call: PlacedPacking, store: TokenStore, exact: bool =
     if off(placed) < limit: return ''
     return f'logits of rows in places differ from those of a padded batch by {off(placed):.1g} of their size'
 
+# %% ../nbs/37_fast.ipynb #bd6c3cd6
 def _tried(trial) -> str: # '': it went well
     "What a trial says, or why it failed: a model may want other inputs, a build of torch may lack a kernel"
     try: return trial()
@@ -336,6 +335,7 @@ def _any_tokens(forward):
         return forward(self, hidden_states, *args, **kwargs)
     return call
 
+# %% ../nbs/37_fast.ipynb #eee79069
 @patch
 def _compiled_layer(self: FastEngine, cls, native):
     "The forward of a layer; with `native` attention in pieces, before the slots and behind them"
@@ -543,7 +543,7 @@ def step(self: FastEngine,
         Engine._clear_gradients(self, not self.gradients)
         return Engine.step(self, store, step)
     if not self.model.training: self.model.train()
-    self._check(store)
+    self.check_store(store)
     rows = np.concatenate([m.rows for m in step]) if is_cut(step) else row_numbers(store, step)
     weight = step_weight(store, step, self.host_weights)
     self.full = max(self.full, len(rows)) # what is left at the end of an epoch goes into the shapes of full steps
@@ -585,7 +585,7 @@ def predict(self: FastEngine,
 ):
     "Outputs of rows, in their order, see `Engine.predict`"
     rows, placed = np.asarray(rows), not self.reason and self.forward_in_places and store.targets is None
-    self._check(store)
+    self.check_store(store)
     if placed and len(rows) and isinstance(self.call_for(store), PlacedPacking):
         try: return self._predict_in_places(store, rows, on_device)
         except Exception as exc: # as in training: with a note, the plain way

@@ -18,39 +18,20 @@ from typing import Any
 import psutil
 import torch
 
-from .base import moved, size
+from .base import first_line, moved, size
 from .cards import GPU, GPUProcess, Hardware, known_gpu, Link, Software
 from .limits import look_at_cpu, look_at_memory, look_at_software
 
 # %% ../nbs/12_hardware.ipynb #3c189f16
-_ARCHITECTURES = {(7, 0): 'Volta', (7, 2): 'Volta', (7, 5): 'Turing', (8, 9): 'Ada'}
-_ARCHITECTURE_OF_MAJOR = {
-    5: 'Maxwell',
-    6: 'Pascal',
-    8: 'Ampere',
-    9: 'Hopper',
-    10: 'Blackwell',
-    11: 'Blackwell',
-    12: 'Blackwell'}
-_THROTTLE_REASONS = {
-    0x8: 'hardware slowdown',
-    0x20: 'heat (software)',
-    0x40: 'heat (hardware)',
-    0x80: 'power brake'}
+_ARCHITECTURES = {(7, 0): 'Volta', (7, 2): 'Volta', (7, 5): 'Turing', (8, 9): 'Ada', 5: 'Maxwell', 6: 'Pascal',
+                  8: 'Ampere', 9: 'Hopper', 10: 'Blackwell', 11: 'Blackwell', 12: 'Blackwell'}
+_THROTTLE_REASONS = {0x8: 'hardware slowdown', 0x20: 'heat (software)', 0x40: 'heat (hardware)', 0x80: 'power brake'}
 
-# %% ../nbs/12_hardware.ipynb #fd9b3366
-def process_name(
-    pid: int,
-) -> str | None: # None: the number is not in this system's or container's list
-    "The name of a process"
+
+def process_name(pid: int) -> str | None:
+    "The name of a process; None where the number is not in this system's or container's list"
     try: return psutil.Process(pid).name()
     except psutil.Error: return None
-
-# %% ../nbs/12_hardware.ipynb #cdac53bf
-def _merge_entry(entry, computes, name, previous):
-    "The `GPUProcess` of a list's entry and of what the other list gave for it"
-    sizes = [b for b in (entry.usedGpuMemory, previous and previous.bytes) if b is not None]
-    return GPUProcess(entry.pid, name, max(sizes, default=None), computes or bool(previous and previous.computes))
 
 # %% ../nbs/12_hardware.ipynb #f18ba5ce
 def other_processes(
@@ -65,9 +46,11 @@ def other_processes(
     hidden = started and all(entry.pid != own_pid for entry, _ in listed)  # this process has another number there
     processes = {}
     for entry, computes in listed:
-        title = name(entry.pid)
-        if entry.pid == own_pid or hidden and title is None: continue
-        processes[entry.pid] = _merge_entry(entry, computes, title, processes.get(entry.pid))
+        pid, title, previous = entry.pid, name(entry.pid), processes.get(entry.pid)
+        if pid == own_pid or hidden and title is None: continue
+        sizes = [b for b in (entry.usedGpuMemory, previous and previous.bytes) if b is not None]
+        computes = computes or bool(previous and previous.computes)
+        processes[pid] = GPUProcess(pid, title, max(sizes, default=None), computes)
     return tuple(sorted(processes.values(), key=lambda p: -(p.bytes or 0)))
 
 # %% ../nbs/12_hardware.ipynb #33ba555c
@@ -79,7 +62,7 @@ def _start_nvml():
     except Exception: return None  # missing or broken: there is nothing to ask
     return pynvml
 
-# %% ../nbs/12_hardware.ipynb #b9270ee9
+
 def _safe_query(nvml):
     "A function that calls the library and gives None where it refuses or does not have the function"
     def query(name, *args):
@@ -88,18 +71,15 @@ def _safe_query(nvml):
     return query
 
 # %% ../nbs/12_hardware.ipynb #d035db5a
-def slowed_by(
-    query: Callable, # of a card: `query('CurrentClocksEventReasons')`, ...
-) -> str: # empty if nothing does
-    "Why a card holds its clocks down at present"
+def slowed_by(query: Callable) -> str:
+    "Why a card, asked by a `query` as of `teller`, holds its clocks down at present; empty if nothing does"
     reasons = query('CurrentClocksEventReasons') or query('CurrentClocksThrottleReasons') or 0
     return ', '.join(text for bit, text in _THROTTLE_REASONS.items() if reasons & bit)
 
 # %% ../nbs/12_hardware.ipynb #5ca2dbe1
-def card_uuid(
-    device: str | torch.device, # 'cuda', 'cuda:1', 'cpu', ...
-) -> str | None: # 'GPU-...' or 'MIG-...'; None without a GPU or where torch does not give it
-    "The driver's name of a card, which does not depend on the order in which a process counts. Starts CUDA."
+def card_uuid(device: str | torch.device) -> str | None:
+    """The driver's name of a card, 'GPU-...' or 'MIG-...', whatever order a process counts in. Starts CUDA.
+    None without a GPU or where torch does not give it."""
     if torch.device(device).type != 'cuda': return None
     try: uuid = str(torch.cuda.get_device_properties(device).uuid)
     except Exception: return None
@@ -121,20 +101,17 @@ def card_handle(
     return nvml.nvmlDeviceGetHandleByIndex(int(card))
 
 # %% ../nbs/12_hardware.ipynb #304bef0c
-def teller(
-    nvml: Any, # the management library, started
-    handle: Any, # of a card, or None
-) -> Callable | None: # None without a card
-    "A function `query('ClockInfo', 1)` that asks the library about a card and gives None where it does not answer"
+def teller(nvml: Any, handle: Any) -> Callable | None:
+    """A function `query('ClockInfo', 1)` that asks the started library about a card and gives None where it does not
+    answer; None without a handle"""
     query = _safe_query(nvml)
     return None if handle is None else lambda name, *args: query(f'nvmlDeviceGet{name}', handle, *args)
 
 # %% ../nbs/12_hardware.ipynb #a0c4a09b
 @contextmanager
-def asking(
-    card: str, # as for `card_handle`
-):
-    "The query function of a card, as of `teller`, inside the block; None without library or card. CUDA is not touched."
+def asking(card: str):
+    """The query function of a card (named as for `card_handle`), as of `teller`, inside the block; None without
+    library or card. CUDA is not touched."""
     nvml = _start_nvml()
     try: query = nvml and teller(nvml, card_handle(nvml, card))
     except Exception: query = None  # a card that is hidden or gone
@@ -143,15 +120,14 @@ def asking(
         if nvml: _safe_query(nvml)('nvmlShutdown')
 
 # %% ../nbs/12_hardware.ipynb #0eeb90ea
-def ask_card(
-    device: str | torch.device, # 'cuda', 'cuda:1', 'cpu', ...
-) -> Callable | None: # None without the library or card
-    "The query function of a CUDA device, as of `teller`"
+def ask_card(device: str | torch.device) -> Callable | None:
+    "The query function of a CUDA device, as of `teller`; None without the library or card"
     uuid = card_uuid(device)
     nvml = uuid and _start_nvml()
     return nvml and teller(nvml, _safe_query(nvml)('nvmlDeviceGetHandleByUUID', uuid))
 
 # %% ../nbs/12_hardware.ipynb #5ca2dbe2
+def _text(value): return value.decode() if isinstance(value, bytes) else value  # some versions give bytes
 def _pci_address(pci): return pci and (pci.domain, pci.bus, pci.device)
 
 
@@ -171,11 +147,6 @@ def _state_facts(query):
                 clock_set_mhz=clock if clock and default_clock and clock < default_clock else None,
                 temperature_c=query('Temperature', 0), busy_percent=utilization and utilization.gpu,
                 slowed=slowed_by(query))
-
-# %% ../nbs/12_hardware.ipynb #b970e37e
-def _text(value):
-    "Text that some versions of the library give as bytes"
-    return value.decode() if isinstance(value, bytes) else value
 
 # %% ../nbs/12_hardware.ipynb #4a29c543
 def _card_facts(nvml, handle):
@@ -218,22 +189,13 @@ def management_facts() -> tuple[str | None, list[dict]]: # (None, []) without th
         return driver, cards + lost
     finally: query('nvmlShutdown')
 
-# %% ../nbs/12_hardware.ipynb #7d7d2c41
-_TOPOLOGY_LEVELS = {  # nvmlGpuTopologyLevel_t
-    0: 'same board',
-    10: 'PCIe switch',
-    20: 'PCIe switches',
-    30: 'same CPU',
-    40: 'same CPU',
-    50: 'across CPUs'}
-
 # %% ../nbs/12_hardware.ipynb #0449bc7b
-def link_kind(
-    a: dict, # facts of a card
-    b: dict, # facts of another one
-    cards: list[dict], # facts of all cards
-) -> str | None: # 'NVLink x4', 'PCIe switch', ...; None where the library does not say
-    "How two cards are linked"
+_TOPOLOGY_LEVELS = {0: 'same board', 10: 'PCIe switch', 20: 'PCIe switches', 30: 'same CPU', 40: 'same CPU',
+                    50: 'across CPUs'}  # nvmlGpuTopologyLevel_t
+
+
+def link_kind(a: dict, b: dict, cards: list[dict]) -> str | None:
+    "How two cards are linked, from the facts of both and of all: 'NVLink x4', 'PCIe switch', ...; None: not known"
     direct = a['ends'].count(b['bus'])
     if direct: return f'NVLink x{direct}'
     addresses = {card['bus'] for card in cards}
@@ -242,74 +204,53 @@ def link_kind(
     return _TOPOLOGY_LEVELS.get(a['near'].get(b['bus']))
 
 # %% ../nbs/12_hardware.ipynb #48c6b843
-def holds_code(
-    capability: tuple[int, int], # of a card
-    built: list[str], # from `torch.cuda.get_arch_list()`
-) -> bool:
-    "Whether a build has code that can run on the card, by the rules of CUDA binary compatibility"
+def holds_code(capability: tuple[int, int], built: list[str]) -> bool:
+    "Whether a build (`torch.cuda.get_arch_list()`) has code for a card, by the rules of CUDA binary compatibility"
     capability = tuple(capability)
     for kind, major, minor, suffix in re.findall(r'\b(sm|compute)_(\d+)(\d)([af]?)\b', ' '.join(built)):
         code = int(major), int(minor)
-        same_family = code[0] == capability[0]
         if suffix == 'a': fits = code == capability  # one capability and no other
-        elif kind == 'sm' or suffix == 'f': fits = same_family and code <= capability
+        elif kind == 'sm' or suffix == 'f': fits = code[0] == capability[0] and code <= capability
         else: fits = code <= capability  # translated by the driver
         if fits: return True
     return False
 
 # %% ../nbs/12_hardware.ipynb #c77925ff
-_WHEELS = (  # index, lowest and highest capability, lowest driver
-    ('cu130', (7, 5), (12, 9), 580),
-    ('cu128', (7, 5), (12, 9), 525),
-    ('cu126', (5, 0), (9, 0), 525))
+_WHEELS = (('cu130', (7, 5), (12, 9), 580),  # index, lowest and highest capability, lowest driver
+           ('cu128', (7, 5), (12, 9), 525),
+           ('cu126', (5, 0), (9, 0), 525))
 
-# %% ../nbs/12_hardware.ipynb #01d5e5db
-def wheel_index(
-    capability: tuple[int, int] | None, # None counts as one that all builds hold
-    driver: str | None = None, # version; None counts as the lowest
-) -> str | None: # 'cu130', ...; None if there is none
-    "The newest of PyTorch's wheel indexes with code for that capability that runs on that driver"
+
+def wheel_index(capability: tuple[int, int] | None, driver: str | None = None) -> str | None:
+    """The newest of PyTorch's wheel indexes, such as 'cu130', with code for a capability that runs on a driver.
+    None as capability is one that all builds hold, as driver the lowest, as answer no index."""
     number = int(driver.split('.')[0]) if driver else 525
     capability = tuple(capability or (8, 0))
     return next((index for index, lowest, highest, needed in _WHEELS
                  if lowest <= capability <= highest and number >= needed), None)
 
 # %% ../nbs/12_hardware.ipynb #2608c628
-def install_advice(
-    capability: tuple[int, int] | None,
-    driver: str | None = None, # version
-) -> str: # the end of a sentence
-    "What to install so that torch runs on a card of that capability"
-    index = wheel_index(capability, driver)
-    if index:
-        url = f'https://download.pytorch.org/whl/{index}'
-        return (f'`pip install --force-reinstall torch --index-url {url}` installs a build for it '
-                '(others: https://pytorch.org/get-started/locally)')
+def install_advice(capability: tuple[int, int] | None, driver: str | None = None) -> str:
+    "What to install so that torch runs on a card of that capability and driver, as the end of a sentence"
+    start = 'https://pytorch.org/get-started'
+    if index := wheel_index(capability, driver):
+        return (f'`pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{index}` '
+                f'installs a build for it (others: {start}/locally)')
     if wheel_index(capability):
-        return (f'no build for it runs on driver {driver}: update the driver to 580 or newer, '
-                'then see https://pytorch.org/get-started/locally')
-    return 'no current build holds code for it: see https://pytorch.org/get-started/previous-versions'
+        return f'no build for it runs on driver {driver}: update the driver to 580 or newer, then see {start}/locally'
+    return f'no current build holds code for it: see {start}/previous-versions'
 
 # %% ../nbs/12_hardware.ipynb #bea08a10
-def launch_problem(
-    index: int = 0, # of the CUDA device
-) -> str: # empty if all is well, else one line
-    "What goes wrong when a kernel runs on the GPU"
+def launch_problem(index: int = 0) -> str:
+    "What goes wrong when a kernel runs on the CUDA device of that index, in one line; empty if all is well"
     try: right = (torch.ones(8, device=f'cuda:{index}') * 2).sum().item() == 16
-    except (RuntimeError, AssertionError) as error:
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except (RuntimeError, AssertionError) as error: return first_line(error, None)
     return '' if right else 'a kernel ran and gave a wrong result'
 
-# %% ../nbs/12_hardware.ipynb #8f764ce5
-def architecture(
-    capability: tuple[int, int],
-) -> str | None: # None for one that is not in the list
-    "The name of the generation"
-    return _ARCHITECTURES.get(tuple(capability), _ARCHITECTURE_OF_MAJOR.get(capability[0]))
 
-# %% ../nbs/12_hardware.ipynb #bac3d3d5
-_NVML_FIELDS = {'power_limit_w', 'default_power_limit_w', 'clock_mhz', 'clock_now_mhz', 'clock_set_mhz',
-                'temperature_c', 'busy_percent', 'ecc', 'display', 'slowed', 'processes'}
+def architecture(capability: tuple[int, int]) -> str | None:
+    "The name of the generation; None for one that is not in the list"
+    return _ARCHITECTURES.get(tuple(capability), _ARCHITECTURES.get(capability[0]))
 
 # %% ../nbs/12_hardware.ipynb #e86a0883
 def _matching_row(properties, mig):
@@ -324,84 +265,70 @@ def gpu_from(
     properties: Any, # name, major, minor, total_memory, multi_processor_count, L2_cache_size as torch gives them
     problem: str = '', # from `launch_problem`
     free: int | None = None, # bytes
-    taken: int | None = None, # bytes that other processes hold
+    by_others: int | None = None, # bytes that other processes hold
     facts: dict | None = None, # of the management library
 ) -> GPU:
     "A GPU from what torch says about the device, with the table's peak where the row really fits"
     facts, capability = facts or {}, (properties.major, properties.minor)
     mig = facts.get('mig', False) or 'MIG' in properties.name.split()
     row = _matching_row(properties, mig)
+    state = {k: v for k, v in facts.items() if k in GPU.__dataclass_fields__ and k not in ('name', 'capability', 'mig')}
     return GPU(
         properties.name, architecture(capability), capability, properties.total_memory, free,
         properties.multi_processor_count, getattr(properties, 'L2_cache_size', None), mig,
         peak=row and row.peak, bandwidth=row and row.bandwidth, source=row.source if row else '',
-        usable=not problem, problem=problem, taken_bytes=taken,
-        **{k: v for k, v in facts.items() if k in _NVML_FIELDS})
+        usable=not problem, problem=problem, taken_bytes=by_others, **state)
 
 # %% ../nbs/12_hardware.ipynb #ce6c984f
-def _device_address(index):
-    "The PCI address of a CUDA device, as the management library gives it"
-    properties = torch.cuda.get_device_properties(index)
-    return tuple(getattr(properties, f'pci_{part}_id', None) for part in ('domain', 'bus', 'device'))
+def _facts_of_devices(cards):
+    "The management library's facts about each CUDA device, found by its PCI address; None where it has none"
+    by_address = {card['bus']: card for card in cards if card['bus']}
+    devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [by_address.get(tuple(getattr(d, f'pci_{part}_id', None) for part in ('domain', 'bus', 'device')))
+            for d in devices]
 
 # %% ../nbs/12_hardware.ipynb #c76d4e59
-def look_at_gpus(
-    cards: Sequence[dict] = (), # facts of the management library
-) -> tuple[GPU, ...]:
-    "The CUDA devices that this process sees; launches one kernel on each"
+def look_at_gpus(cards: Sequence[dict] = ()) -> tuple[GPU, ...]:
+    "The CUDA devices that this process sees, with the facts of the management library; launches a kernel on each"
     if not torch.cuda.is_available(): return ()
     gpus = []
-    by_address = {card['bus']: card for card in cards if card['bus']}
-    for i in range(torch.cuda.device_count()):
-        problem, free, taken = launch_problem(i), None, None
+    for i, facts in enumerate(_facts_of_devices(cards)):
+        problem, free, by_others = launch_problem(i), None, None
         if not problem:
             free, total = torch.cuda.mem_get_info(i)
-            taken = max(0, total - free - torch.cuda.memory_reserved(i))
-        properties = torch.cuda.get_device_properties(i)
-        gpus.append(gpu_from(properties, problem, free, taken, by_address.get(_device_address(i))))
+            by_others = max(0, total - free - torch.cuda.memory_reserved(i))
+        gpus.append(gpu_from(torch.cuda.get_device_properties(i), problem, free, by_others, facts))
     return tuple(gpus)
 
-# %% ../nbs/12_hardware.ipynb #a535e6fb
+# %% ../nbs/12_hardware.ipynb #61c21041
 def _peer_access(a, b):
     "Whether CUDA device `a` can read the memory of `b`; None if the driver does not say"
     try: return torch.cuda.can_device_access_peer(a, b)
     except (RuntimeError, AssertionError): return None
 
-# %% ../nbs/12_hardware.ipynb #61c21041
-def look_at_links(
-    cards: Sequence[dict] = (), # facts of the management library
-) -> tuple[Link, ...]:
-    "The links between the CUDA devices that this process sees"
+
+def look_at_links(cards: Sequence[dict] = ()) -> tuple[Link, ...]:
+    "The links between the CUDA devices that this process sees, from the facts of the management library"
     if not torch.cuda.is_available(): return ()
-    cards = [card for card in cards if card['bus']]
-    by_address = {card['bus']: card for card in cards}
-    facts = [by_address.get(_device_address(i)) for i in range(torch.cuda.device_count())]
-    def kind(a, b): return link_kind(facts[a], facts[b], cards) if facts[a] and facts[b] else None
+    facts, answering = _facts_of_devices(cards), [card for card in cards if card['bus']]
+    def kind(a, b): return link_kind(facts[a], facts[b], answering) if facts[a] and facts[b] else None
     return tuple(Link(a, b, kind(a, b), _peer_access(a, b)) for a, b in combinations(range(len(facts)), 2))
 
-# %% ../nbs/12_hardware.ipynb #baa8fad8
+# %% ../nbs/12_hardware.ipynb #b9ee1e85
 def _process_list(processes):
     "The largest three processes in words"
-    more = f' and {len(processes) - 3} more' if len(processes) > 3 else ''
-    return '; '.join(map(str, processes[:3])) + more
+    return '; '.join(map(str, processes[:3])) + (f' and {len(processes) - 3} more' if len(processes) > 3 else '')
 
-# %% ../nbs/12_hardware.ipynb #b9ee1e85
-def unusable_note(
-    gpu: GPU, # with a problem
-    driver: str | None, # version
-    built: list[str], # architectures that torch holds
-    version: str, # of torch
-) -> str:
-    "Why no kernel runs on a GPU, and what to do"
-    name = gpu.name.removeprefix('NVIDIA ')
-    fact = f'{name}: torch {version} cannot run a kernel on it ({gpu.problem}); '
+
+def unusable_note(gpu: GPU, driver: str | None, built: list[str], version: str) -> str:
+    "Why no kernel runs on a GPU with a problem, and what to do; `built`: architectures that torch of `version` holds"
+    fact = f'{gpu.name.removeprefix("NVIDIA ")}: torch {version} cannot run a kernel on it ({gpu.problem}); '
     if 'no kernel image' not in gpu.problem and gpu.capability and holds_code(gpu.capability, built):
         return fact + ('this build holds code for it, so another one will not help: look at `nvidia-smi` and, '
                        'for lines with Xid, at `dmesg`; restart the machine.')
     capability = '.'.join(map(str, gpu.capability or ('n/a',)))
-    architectures = ', '.join(built) or 'no CUDA architecture'
-    return fact + (f'the card has capability {capability}, this build holds {architectures}: '
-                   f'{install_advice(gpu.capability, driver)}.')
+    return fact + (f'the card has capability {capability}, this build holds '
+                   f'{", ".join(built) or "no CUDA architecture"}: {install_advice(gpu.capability, driver)}.')
 
 # %% ../nbs/12_hardware.ipynb #dfda2020
 def _sharing_notes(gpu, name):
@@ -431,12 +358,8 @@ def _limit_notes(gpu, name):
                f'`nvidia-smi -pl {default:.0f}` (as administrator) lifts that.')
 
 # %% ../nbs/12_hardware.ipynb #46147ded
-def gpu_notes(
-    gpu: GPU,
-    wsl: bool = False, # this is the Windows Subsystem for Linux
-    driver: str | None = None, # version
-) -> list[str]:
-    "What is wrong with one GPU"
+def gpu_notes(gpu: GPU, wsl: bool = False, driver: str | None = None) -> list[str]:
+    "What is wrong with one GPU; `wsl`: this is the Windows Subsystem for Linux"
     if not gpu.usable: return [unusable_note(gpu, driver, torch.cuda.get_arch_list(), torch.__version__)]
     name, notes = gpu.name.removeprefix('NVIDIA '), []
     if gpu.mig: notes.append(f'{name} is a MIG slice: there is no peak for it, so MFU is n/a.')
@@ -449,11 +372,8 @@ def gpu_notes(
     return notes
 
 # %% ../nbs/12_hardware.ipynb #692181ab
-def unseen_note(
-    cards: list[dict], # facts of the cards that the driver reports and torch does not see
-    software: Software,
-) -> str:
-    "Why torch does not see a GPU that is there, and what to do"
+def unseen_note(cards: list[dict], software: Software) -> str:
+    "Why torch does not see the cards that the driver reports, and what to do"
     names = ', '.join(card['name'] for card in cards)
     advice = install_advice(cards[0].get('capability'), software.driver)
     if software.cuda is None: return f'{names} is there, but this torch is a build without CUDA: {advice}.'
@@ -489,11 +409,8 @@ def _host_notes(cpu, memory):
                'checkpoints may not fit.')
 
 # %% ../nbs/12_hardware.ipynb #fe10b5c7
-def machine_notes(
-    hardware: Hardware, # without notes
-    cards: Sequence[dict] = (), # facts of the cards that the driver reports, whether torch sees them or not
-) -> tuple[str, ...]:
-    "What is wrong with the machine, and what to do about it"
+def machine_notes(hardware: Hardware, cards: Sequence[dict] = ()) -> tuple[str, ...]:
+    "What is wrong with the machine, and what to do; `cards`: facts of those that the driver reports, seen or not"
     wsl = 'microsoft' in hardware.software.platform.lower()
     notes = [note for gpu in hardware.gpus for note in gpu_notes(gpu, wsl, hardware.software.driver)]
     return (*notes, *_presence_notes(hardware, cards), *_host_notes(hardware.cpu, hardware.memory))
@@ -506,9 +423,8 @@ def detect(
     driver, cards = management_facts()
     gpus = look_at_gpus(cards)
     gpu = next((g for g in gpus if g.usable), gpus[0] if gpus else None)
-    mps = not gpus and torch.backends.mps.is_available()
-    hardware = Hardware(gpu, gpus, look_at_cpu(), look_at_memory(folder), look_at_software(driver), mps=mps,
-                        links=look_at_links(cards))
+    hardware = Hardware(gpu, gpus, look_at_cpu(), look_at_memory(folder), look_at_software(driver),
+                        mps=not gpus and torch.backends.mps.is_available(), links=look_at_links(cards))
     return replace(hardware, notes=machine_notes(hardware, cards))
 
 # %% ../nbs/12_hardware.ipynb #b9a37565

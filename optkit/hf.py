@@ -35,7 +35,6 @@ def _text(value): return str(_enum_value(value))
 def _effective_batch(a): # their trainer gives each GPU that one process sees a batch
     return a.train_batch_size * a.gradient_accumulation_steps * max(1, getattr(a, 'world_size', 1))
 
-# %% ../nbs/49_hf.ipynb #9d5443d0
 def _duration(a, rows): # epochs, optimizer steps of each
     steps = math.ceil(rows / _effective_batch(a))
     return max(1, math.ceil(a.max_steps / steps if a.max_steps > 0 else a.num_train_epochs)), steps
@@ -58,7 +57,6 @@ def _schedule_settings(a, rows):
         settings['save_every'] = int(a.save_steps) if a.save_steps >= 1 else math.ceil(a.save_steps * total)
     return settings | _warmup(a)
 
-# %% ../nbs/49_hf.ipynb #64abfde0
 _OPTIMIZERS = dict(
     adamw_torch=dict(fused=False), adamw_torch_fused=dict(fused=True), adamw_bnb_8bit=dict(optimizer='adamw_8bit'),
     adamw_8bit=dict(optimizer='adamw_8bit'), adamw_torch_8bit=dict(optimizer='adamw_8bit'))
@@ -90,17 +88,14 @@ def _head_of(model):
     matches = (head for m in model.modules() for end, head in ends.items() if type(m).__name__.endswith(end))
     return next(matches, type(model).__name__)
 
-# %% ../nbs/49_hf.ipynb #76332fe6
 def _keeps_logits(trainer): return _head_of(trainer.model) != 'ForCausalLM'
 
-# %% ../nbs/49_hf.ipynb #1489cd3b
 def _best_by(a): return (a.metric_for_best_model or '').removeprefix('eval_') or 'loss'
 
 # %% ../nbs/49_hf.ipynb #feac8a5e
 def _early_stopping(trainer):
     return next((c for c in trainer.callback_handler.callbacks if type(c).__name__ == 'EarlyStoppingCallback'), None)
 
-# %% ../nbs/49_hf.ipynb #eb3e8294
 def settings_of(
     trainer: 'transformers.Trainer', # configured
     rows: int # to train on
@@ -241,7 +236,6 @@ class _Row(NamedTuple):
     label: object # of the row, as it was given
     token_labels: list | None # where there is one a token
 
-# %% ../nbs/49_hf.ipynb #e502d580
 def _to_list(value): return value.tolist() if isinstance(value, (torch.Tensor, np.ndarray)) else value
 def _short(value): return text if len(text := repr(value)) < 50 else text[:47] + '...'
 

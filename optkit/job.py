@@ -17,6 +17,7 @@ import numpy as np
 import optuna
 import torch
 from fastcore.basics import patch
+from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
 from .base import Choice, InputError, moved, read_json, write_json
@@ -31,7 +32,7 @@ from .models import (
     check_tokens, DEMO_MODEL, load_model, load_tokenizer, model_length, model_source, weight_files)
 from .engine import attention_of, ATTENTIONS, attentions_had
 from .sizes import plan_batch
-from .fast import fast_problem, FastEngine, keep_compiled
+from .fast import fast_problem, keep_compiled
 from .metrics import METRICS, score, signed
 from .checkpoint import mend, save_model
 from .config import parse_settings, TrainConfig
@@ -55,11 +56,9 @@ JOB_DECIDES = {
     **dict.fromkeys(('physical_batch', 'eval_batch', 'max_tokens', 'batch_table'), 'is found by the job'),
     'patience': 'the search decides when a trial ends'}
 
-# %% ../nbs/80_job.ipynb #f324f00f
 def _train_fields(config):
     return {n: getattr(config, n) for n in ('lr', 'effective_batch', 'metric', 'seed', 'precision', 'layout')}
 
-# %% ../nbs/80_job.ipynb #3e45b2a5
 def _check_train(config):
     settings = config.settings
     for name in settings:
@@ -131,9 +130,9 @@ def demo_config(
     **changes, # fields of `JobConfig`
 ) -> JobConfig:
     "The demo: mails as (subject, body) pairs with the label ham or spam, and the model that a package brings"
-    return replace(JobConfig(
-        str(DEMO_DATA), 'subject', 'label', 'body', out='runs/demo', budget_s=270., lr=3e-4, effective_batch=8,
-        space=DEMO_SPACE, save_model=False, title='optkit demo: ham or spam'), **changes)
+    return JobConfig(**dict(
+        data=str(DEMO_DATA), text='subject', label='label', pair='body', out='runs/demo', budget_s=270., lr=3e-4,
+        effective_batch=8, space=DEMO_SPACE, save_model=False, title='optkit demo: ham or spam') | changes)
 
 # %% ../nbs/80_job.ipynb #4eb1d85e
 EVALUATION = .35 # cost of an evaluated row, in trained rows: forward alone is a third of forward and backward
@@ -144,7 +143,6 @@ def held_out_size(rows: int, classes: int) -> int: # rows
     "Rows that are set aside: a quarter, at most 400; the data alone decides"
     return max(classes, min(rows // 4, 400))
 
-# %% ../nbs/80_job.ipynb #a932a6ef
 def study_seconds(
     rows: int, # that the search may use
     epochs: int, # of a fold
@@ -168,12 +166,11 @@ class JobPlan:
     ladder_s: float # seconds of the ladder's timed rounds
     reason: str
 
-# %% ../nbs/80_job.ipynb #d034243a
 def _tiers(lengths, rows):
     "What to try, best first: tokens, epochs, rows at least, trials"
-    longest_first, shortest = sorted(lengths, reverse=True), min(lengths)
+    longest_first, least = sorted(lengths, reverse=True), min(lengths)
     return [*((n, 3, rows, 16) for n in longest_first), *((n, 2, min(rows, 600), 12) for n in longest_first),
-            (shortest, 2, min(rows, 200), 8), (shortest, 1, 1, 8)]
+            (least, 2, min(rows, 200), 8), (least, 1, 1, 8)]
 
 # %% ../nbs/80_job.ipynb #1363abf8
 def size_job(
@@ -211,7 +208,6 @@ def size_job(
 
 # %% ../nbs/80_job.ipynb #fd448e3a
 def sha256_of(path: str | Path) -> str: # hexadecimal
-    "SHA-256 of a file"
     with open(path, 'rb') as file: return hashlib.file_digest(file, 'sha256').hexdigest()
 
 def _weights_digest(path, edge=4 << 20):
@@ -223,11 +219,10 @@ def _weights_digest(path, edge=4 << 20):
         digest.update(file.read())
     return [size, digest.hexdigest()]
 
-# %% ../nbs/80_job.ipynb #b45ebb88
+# %% ../nbs/80_job.ipynb #7e780aaf
 _FINGERPRINT = ('text', 'pair', 'label', 'group', 'folds', 'metric', 'strategy', 'layout', 'seed', 'drop_empty',
                 'budget_s', 'epochs', 'max_length', 'rows', 'lr', 'effective_batch')
 
-# %% ../nbs/80_job.ipynb #299c187d
 def fingerprint(
     config: JobConfig,
     precision: str | None = None, # that was chosen for this machine
@@ -236,25 +231,31 @@ def fingerprint(
     folder = Path(model_source(config.model))
     weights = {p.name: _weights_digest(p) for p in weight_files(folder)} if folder.is_dir() else {}
     model = config.model if config.model == DEMO_MODEL or not weights else folder.name
-    plain = {n: getattr(config, n) for n in _FINGERPRINT}
     train = {'train': list(config.train)} if config.train else {}
     return dict(data=sha256_of(config.data), model=model, weights=weights, space=list(config.space),
-                precision=precision, **plain, **train)
+                precision=precision, **{n: getattr(config, n) for n in _FINGERPRINT}, **train)
 
 # %% ../nbs/80_job.ipynb #164d85b2
 class FolderLock:
-    "One process a run folder; freed by the system when the process dies"
-    def __init__(self, folder: str | Path):
-        from filelock import FileLock, Timeout
-        self.lock, self.timeout, self.folder = FileLock(str(Path(folder) / '.lock')), Timeout, folder
+    "One process a run folder, which is made if it is missing; freed by the system when the process dies"
+    def __init__(self, folder: str | Path): self.lock, self.folder = FileLock(Path(folder) / '.lock'), Path(folder)
 
     def __enter__(self):
+        try: self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise InputError(f'{self.folder}: the run folder cannot be made ({exc.strerror})') from None
         try: self.lock.acquire(timeout=1) # a process that only asks whether it is taken holds it for a moment
-        except self.timeout:
+        except Timeout:
             raise InputError(f'{self.folder}: another process is working in this run folder; wait for it '
                              'or use --out with another one') from None
 
     def __exit__(self, *_): self.lock.release()
+
+def begin_run(folder, hardware, **fields): # title, command, settings, fingerprint, ...
+    "Write what a new run folder holds first"
+    started = datetime.now(timezone.utc).isoformat(timespec='seconds')
+    write_json(folder / 'run.json', dict(version=RUN_VERSION, **fields, started=started))
+    write_json(folder / 'hardware.json', json.loads(hardware.to_json()))
 
 # %% ../nbs/80_job.ipynb #e6c1de02
 # Fields of `TrainConfig`: the fast engine does without them, or was not tried with them
@@ -287,9 +288,9 @@ def choose_engine(
 def _stored_engine(folder):
     "What `choose_engine` returned when the run began"
     engine = read_json(Path(folder) / 'run.json').get('engine')
-    if isinstance(engine, dict) and {'value', 'reason'} <= engine.keys():
-        return Choice(engine['value'], engine['reason'])
-    return Choice('plain', 'the run began with it, before jobs took the fast engine by themselves')
+    try: return Choice(engine['value'], engine['reason'])
+    except (TypeError, KeyError):
+        return Choice('plain', 'the run began with it, before jobs took the fast engine by themselves')
 
 # %% ../nbs/80_job.ipynb #be5b398c
 def _build_problem(): # '': none
@@ -335,7 +336,9 @@ class Job:
         command: str | None = None, # of the report; None: what this process was started with
     ):
         self.config, self.progress, self.say, self.folder = config, progress, say, Path(config.out)
-        self.command = command or _command_of_process()
+        in_terminal = Path(sys.argv[0]).stem in ('optkit', '-c')
+        self.command = command or (shlex.join(['optkit', *sys.argv[1:]]) if in_terminal else
+                                   'optkit.job.Job(...).run(), in Python')
         self.table = read_table(config.data, config.text, config.label, config.pair, config.drop_empty, config.group)
         self._check_rows()
         self.space = dict(parse_space(s) for s in config.space)
@@ -347,17 +350,13 @@ class Job:
         self.resumed = check_folder(self.folder, self.fingerprint)
         self.tokenizer = load_tokenizer(config.model)
         self.model = load_model(config.model, self.table.classes, self.tokenizer, config.seed)
-        self._check_length()
+        length, longest = config.max_length, min(model_length(self.model, self.tokenizer), 512)
+        self.longest = length or longest # tokens of a row, before the job is sized
+        if self.longest > longest: raise InputError(f'max_length is {length}, the model takes at most {longest} tokens')
         self.decisions, self.engine, self.preset = {}, None, None
         self.stepping = self._choose_engine()
         if config.train: self._check_settings()
-        if not self.resumed: # the tokens that the first stage takes
-            check_tokens(self.model, self._token_store(config.max_length or self._max_length()))
-
-# %% ../nbs/80_job.ipynb #0be946b1
-def _command_of_process():
-    if Path(sys.argv[0]).stem in ('optkit', '-c'): return shlex.join(['optkit', *sys.argv[1:]])
-    return 'optkit.job.Job(...).run(), in Python'
+        if not self.resumed: check_tokens(self.model, self._token_store(self.longest)) # that the first stage takes
 
 # %% ../nbs/80_job.ipynb #f5325e98
 @patch
@@ -372,7 +371,7 @@ def _check_search(self: Job, search):
     check_folds(t.labels[search], t.classes, self.config.folds, f'{t.source} ({len(search)} rows for the search)',
                 held_out=False, groups=None if groups is None else groups[search])
 
-# %% ../nbs/80_job.ipynb #7688c056
+# %% ../nbs/80_job.ipynb #af415180
 @patch
 def _check_rows(self: Job):
     c, t = self.config, self.table
@@ -383,8 +382,7 @@ def _check_rows(self: Job):
                          f'to {len(t)} (the rows of {t.source})')
     if c.effective_batch > len(t):
         raise InputError(f'effective_batch is {c.effective_batch}, but {t.source} has {len(t)} rows')
-    if t.groups is not None:
-        self._check_search(self._split(c.rows or len(t), held_out_size(len(t), len(t.classes)))[0])
+    if t.groups is not None: self._check_search(self._split(c.rows or len(t), held_out_size(len(t), len(t.classes)))[0])
 
 # %% ../nbs/80_job.ipynb #487aa651
 @patch
@@ -394,20 +392,15 @@ def _base(self: Job, **changes):
     return TrainConfig(**_train_fields(self.config) | fast | self.config.settings | changes)
 
 @patch
-def _max_length(self: Job): return min(model_length(self.model, self.tokenizer), 512)
-
-# %% ../nbs/80_job.ipynb #e8310f4c
-@patch
-def _check_length(self: Job):
-    length, longest = self.config.max_length, self._max_length()
-    if (length or 0) > longest: raise InputError(f'max_length is {length}, the model takes at most {longest} tokens')
-
-# %% ../nbs/80_job.ipynb #e87d6263
-@patch
 def _token_store(self: Job, max_length): # tokenised once a length
     if getattr(self, '_store', None) is None or self._store.max_length != max_length:
         self._store = tokenise(self.table, self.tokenizer, max_length, self.progress)
     return self._store
+
+@patch
+def _engine_now(self: Job): # one engine for the whole job
+    if self.engine is None: self.engine = make_engine(self.model, self._base(), self.hardware)
+    return self.engine
 
 # %% ../nbs/80_job.ipynb #df2e56d9
 @patch
@@ -422,31 +415,26 @@ def _choose_engine(self: Job):
     if hardware.device == 'cuda': problem = problem or _compiler_problem(getattr(hardware.gpu, 'capability', None))
     return choose_engine(hardware.device, named, problem, _stored_engine(self.folder) if self.resumed else None)
 
-# %% ../nbs/80_job.ipynb #3bb41f6c
-@patch
-def _engine_now(self: Job): # one engine for the whole job
-    if self.engine is None: self.engine = make_engine(self.model, self._base(), self.hardware)
-    return self.engine
-
-# %% ../nbs/80_job.ipynb #5c0ec32f
+# %% ../nbs/80_job.ipynb #7f633cf6
 @patch
 def _check_settings(self: Job):
     "Further settings make an engine with this model on this machine, before anything is written"
-    if twice := [n for n in self.config.settings if n in self.space]:
-        raise InputError(f'{twice[0]} is set and searched as well; leave one of them out')
+    twice = next((n for n in self.config.settings if n in self.space), None)
+    if twice: raise InputError(f'{twice} is set and searched as well; leave one of them out')
     try: self._engine_now()
     except ValueError as exc: raise InputError(str(exc)) from None
 
 # %% ../nbs/80_job.ipynb #fa526df2
-_ROW_KEYS = dict(decisions=('what',), study=('number', 'state', 'value', 'params'))
-_REQUIRED = dict(
+_REQUIRED = dict( # fields of a stage's file that later stages read
     speed=dict(speeds=dict), data=dict(search=list, heldout=list),
     batch=dict(physical=int), study=dict(best=int | None),
     plan={f.name: {float: Real}.get(f.type, f.type) for f in fields(JobPlan)},
     confirm=dict(winner=int | None, rows=list), timings=dict(stages=dict, total=Real))
-_OPTIONAL = dict(batch=dict(max_tokens=int | None, table=list | None, eval_batch=int | None))
 
-# %% ../nbs/80_job.ipynb #3bede927
+# %% ../nbs/80_job.ipynb #3c9fc19c
+_OPTIONAL = dict(batch=dict(max_tokens=int | None, table=list | None, eval_batch=int | None))
+_ROW_KEYS = dict(decisions=('what',), study=('number', 'state', 'value', 'params'))
+
 def _missing_names(value, stage):
     "Names that later stages read, and that are missing or of another type"
     required, optional = _REQUIRED.get(stage, {}), _OPTIONAL.get(stage, {})
@@ -464,20 +452,19 @@ def path(self: Job,
     "Where a stage's result lies"
     return self.folder / f'{stage}.json'
 
-# %% ../nbs/80_job.ipynb #1a42fb09
 @patch
 def _read(self: Job, path):
     "The value in a stage's file. Raises `InputError`."
     try: value = read_json(path)
     except ValueError: value = None
-    stage = path.stem
+    stage, again = path.stem, 'delete it, and its stage is done again'
     rows = {'decisions': value, 'study': value.get('trials') if isinstance(value, dict) else None}.get(stage, [])
     kind = list if stage == 'decisions' else dict
     if not isinstance(value, kind) or not _rows_with(rows, _ROW_KEYS.get(stage, ())):
-        raise InputError(f'{path}: cannot be read; delete it, and its stage is done again')
+        raise InputError(f'{path}: cannot be read; {again}')
     if names := _missing_names(value, stage):
         raise InputError(f'{path}: holds no {names[0]} that can be used, so it is damaged or of another version '
-                         'of optkit; delete it, and its stage is done again')
+                         f'of optkit; {again}')
     return value
 
 # %% ../nbs/80_job.ipynb #d18639ff
@@ -494,15 +481,12 @@ def decide(self: Job,
 @patch
 def _note(self: Job, what, choice): self.decide(what, choice.value, choice.reason)
 
-# %% ../nbs/80_job.ipynb #0683e106
+# %% ../nbs/80_job.ipynb #c42eecd9
 STAGES = ('speed', 'plan', 'data', 'batch', 'train', 'study', 'forecast', 'confirm', 'ladder', 'final')
 
-# %% ../nbs/80_job.ipynb #c42eecd9
 @patch
 def run(self: Job) -> Path: # the run folder
     "Do every stage that is not done. Ctrl-C and a kill lose at most the running stage or fold."
-    try: self.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as exc: raise InputError(f'{self.folder}: the run folder cannot be made ({exc.strerror})') from None
     with FolderLock(self.folder):
         self._open()
         stages = [s for s in STAGES if s not in ('confirm', 'ladder') or getattr(self.config, s)]
@@ -517,12 +501,9 @@ def run(self: Job) -> Path: # the run folder
 def _open(self: Job):
     mend(self.folder) # a model that a killed process moved aside
     if self.path('decisions').is_file(): self.decisions = {d['what']: d for d in self._read(self.path('decisions'))}
-    if not self.resumed:
-        write_json(self.path('run'), dict(
-            version=RUN_VERSION, title=self.config.title, command=self.command, settings=asdict(self.config),
-            fingerprint=self.fingerprint, engine=asdict(self.stepping),
-            started=datetime.now(timezone.utc).isoformat(timespec='seconds')))
-    write_json(self.path('hardware'), json.loads(self.hardware.to_json()))
+    if self.resumed: write_json(self.path('hardware'), json.loads(self.hardware.to_json()))
+    else: begin_run(self.folder, self.hardware, title=self.config.title, command=self.command,
+                    settings=asdict(self.config), fingerprint=self.fingerprint, engine=asdict(self.stepping))
     if self.preset: write_json(self.path('preset'), self.preset)
     self._note('precision', self.precision.compute)
     self._note('TF32', self.precision.tf32)
@@ -549,7 +530,6 @@ def _stage(self: Job, name):
     setattr(self, f'_{name}', value)
     if name == 'plan': self._extend_trials()
 
-# %% ../nbs/80_job.ipynb #c93ce63f
 @patch
 def _add_time(self: Job, name, seconds):
     file = self.path('timings')
@@ -557,22 +537,17 @@ def _add_time(self: Job, name, seconds):
     times['stages'][name] = times['stages'].get(name, 0.) + seconds
     write_json(file, times | dict(total=sum(times['stages'].values())))
 
-# %% ../nbs/80_job.ipynb #f646f04b
-@patch(as_prop=True)
-def _is_fast(self: Job) -> bool: return isinstance(self._engine_now(), FastEngine) and not self.engine.reason
-
 # %% ../nbs/80_job.ipynb #46455c16
 @patch
 def _do_speed(self: Job):
-    wanted, start = self.config.max_length, time.perf_counter()
-    store = self._token_store(wanted or self._max_length())
+    wanted, start, store = self.config.max_length, time.perf_counter(), self._token_store(self.longest)
     longest = min(store.max_length, -(-int(store.lengths.max()) // 8) * 8)
     candidates = [wanted] if wanted else sorted({n for n in (64, 128, 256) if n < longest} | {longest})
     speeds = {}
     with self._engine_now().preserved():
         for length in tqdm(candidates, desc='speed', disable=not self.progress, leave=False):
-            # the fast engine takes rows as they are in the store, however a step would pad them
-            speeds[length] = self._rows_per_s(self._token_store(length) if self._is_fast else store, length)
+            # an engine that cuts steps its own way takes rows as they are in the store, however a step would pad them
+            speeds[length] = self._rows_per_s(self._token_store(length) if self.engine.own_cut() else store, length)
             if self.config.budget_s and speeds[length] < 200: break # longer rows will not fit into the budget
     last = max(speeds)
     return dict(
@@ -601,34 +576,31 @@ def _do_plan(self: Job):
     self.say(f'sized: {plan.reason}')
     if c.rows and plan.rows < c.rows:
         self.say(f'{c.rows} rows were asked for, {plan.rows} are left beside the {plan.held_out} that are held out')
-    self._decide_size(plan)
-    return asdict(plan)
+    return self._decide_size(plan)
 
-# %% ../nbs/80_job.ipynb #6ac96bc1
 @patch
 def _decide_size(self: Job, plan):
     size = f'{plan.rows} rows of at most {plan.max_length} tokens, {plan.trials} trials, {plan.epochs} epochs'
     self.decide('size of the job', size, plan.reason)
+    return asdict(plan)
 
+# %% ../nbs/80_job.ipynb #52e1b16a
 @patch
 def _job_plan(self: Job) -> JobPlan: # without what a later version adds
     return JobPlan(**{f.name: self._plan[f.name] for f in fields(JobPlan)})
 
-# %% ../nbs/80_job.ipynb #9544b754
 @patch
 def _extend_trials(self: Job): # a second start may ask for more trials, nothing else
     trials, plan = self.config.trials, self._job_plan()
     if not trials or trials <= plan.trials: return
-    plan = replace(plan, trials=trials, study_s=plan.study_s * trials / plan.trials,
-                   reason=f'{plan.reason}; later {trials} trials were asked for')
-    self._plan = asdict(plan)
+    self._plan = self._decide_size(replace(plan, trials=trials, study_s=plan.study_s * trials / plan.trials,
+                                           reason=f'{plan.reason}; later {trials} trials were asked for'))
     write_json(self.path('plan'), self._plan)
-    self._decide_size(plan)
 
 # %% ../nbs/80_job.ipynb #fbe1319d
 @patch
 def _do_data(self: Job):
-    plan, table, store = self._job_plan(), self.table, self._token_store(self._plan['max_length'])
+    plan, table, c, store = self._job_plan(), self.table, self.config, self._token_store(self._plan['max_length'])
     search, held = self._split(plan.rows, plan.held_out)
     self._check_search(search)
     if store.truncated:
@@ -640,7 +612,7 @@ def _do_data(self: Job):
         rows=len(table), labels=labels, search_rows=len(search), heldout_rows=len(held),
         unused_rows=len(table) - len(search) - len(held), dropped_rows=table.dropped, max_length=plan.max_length,
         truncated=store.truncated, longest=store.longest, lengths=store.full_lengths[:5000].tolist(),
-        source=Path(table.source).name, text=self.config.text, pair=self.config.pair, label=self.config.label,
+        source=Path(table.source).name, text=c.text, pair=c.pair, label=c.label,
         search=search.tolist(), heldout=held.tolist())
 
 # %% ../nbs/80_job.ipynb #a8a02a30
@@ -649,7 +621,6 @@ def _folds(self: Job, rows, seed=None):
     seed = self.config.seed if seed is None else seed
     return stratified_folds(rows, self.table.labels, self.config.folds, seed, self.table.groups)
 
-# %% ../nbs/80_job.ipynb #c6a672fe
 @patch
 def _decide_data(self: Job, search, held):
     "Note what was noticed in the rows, and in their parts"
@@ -666,7 +637,6 @@ def _ready(self: Job): # store on the device, row numbers, folds
     store, search = self._token_store(self._plan['max_length']), np.array(self._data['search'])
     return store.to(self._engine_now().device), search, self._folds(search)
 
-# %% ../nbs/80_job.ipynb #d1310a09
 @patch
 def _largest_step(self: Job): # rows of the largest optimizer step that the job may take
     choices = self.space.get('effective_batch')
@@ -679,7 +649,7 @@ def _do_batch(self: Job):
     store, rows = self._token_store(self._plan['max_length']), self._largest_step()
     on_device = store.to(self._engine_now().device)
     config, decisions, plan = plan_sizes(self.engine, on_device, self._base(), rows)
-    if self._is_fast: self.decide('steps', 'fast engine', decisions.pop()[1].reason)
+    if self.engine.own_cut(): self.decide('steps', 'fast engine', decisions.pop()[1].reason)
     if plan is None or self.config.layout == 'packed':
         with self.engine.eager_steps(): plan = plan_batch(self.engine, on_device, rows, layout='padded')
         reason = f'of the padded rows of the ladder; {plan.reason}'
@@ -699,8 +669,8 @@ def _decide_attention(self: Job, store):
     kernel, sdpa = attention_of(self.engine, store), self.engine.precision.sdpa
     order = f'; asked for, in this order: {", ".join(sdpa.value)} ({sdpa.reason})'
     self._note(ATTENTIONS, attentions_had(self.engine))
-    own = self._is_fast or kernel.value == "the model's own"
-    self.decide('attention', kernel.value, kernel.reason + ('' if own else order))
+    unasked = self.engine.own_cut() or kernel.value == "the model's own"
+    self.decide('attention', kernel.value, kernel.reason + ('' if unasked else order))
 
 @patch
 def _batch_sizes(self: Job): # as fields of `TrainConfig`
@@ -717,11 +687,9 @@ def _do_train(self: Job):
     result = Trainer(self._engine_now(), store, config, self.progress).fit(*folds[0])
     self._decide_training('training', result.decisions)
     self.say(f'first training: {result}')
-    return dict(
-        config=asdict(config), history=[asdict(e) for e in result.history], best_epoch=result.best_epoch,
-        stopped_early=result.stopped_early, seconds=result.seconds, metric=config.metric)
+    whole = {n: getattr(result, n) for n in ('best_epoch', 'stopped_early', 'seconds')}
+    return dict(config=asdict(config), history=[asdict(e) for e in result.history], **whole, metric=config.metric)
 
-# %% ../nbs/80_job.ipynb #9f2a969e
 @patch
 def _decide_training(self: Job, training, decisions):
     for d in decisions: self.decide(f"{training}, {d['what']}", d['value'], f"step {d['step']}: {d['reason']}")
@@ -734,13 +702,6 @@ def _trials(self: Job): return self.config.trials or self._plan['trials']
 def _unfinished(self: Job, summary): # more trials asked for than the study holds
     return sum(t['state'] in ('complete', 'stopped', 'failed') for t in summary['trials']) < self._trials()
 
-# %% ../nbs/80_job.ipynb #c686b220
-@patch
-def _rows_digest(self: Job): # of what the trials of a study train on
-    identity = [self._plan['epochs'], self._plan['max_length'], self._data['search']]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-
-# %% ../nbs/80_job.ipynb #e78bac88
 @patch
 def _first_trial(self: Job): # the parameters of the first training, where the space holds them
     base = asdict(self._base())
@@ -748,13 +709,15 @@ def _first_trial(self: Job): # the parameters of the first training, where the s
     return {name: base[name] for name, d in self.space.items() if holds(d, base[name])}
 
 # %% ../nbs/80_job.ipynb #f580dab3
+def _count_ended(study): return sum(ended(t) is not None for t in study.get_trials(deepcopy=False))
+
 @patch
 def _search(self: Job, on_trial=None):
-    store, _, folds = self._ready()
-    c, epochs, storage = self.config, self._plan['epochs'], sqlite_storage(self.folder / 'study.db')
+    c, epochs, (store, _, folds) = self.config, self._plan['epochs'], self._ready()
     searched = self.space.get('epochs')
     most = max(searched.choices) if hasattr(searched, 'choices') else searched.high if searched else epochs
     runner = fold_runner(self._engine_now(), store, folds, self._base(epochs=epochs, **self._batch_sizes()))
+    trained_on = hashlib.sha256(json.dumps([epochs, self._plan['max_length'], self._data['search']]).encode())
     if c.layout != 'packed': runner.physical_batch = self._batch['physical'] # out of memory: the same trial with less
     with tqdm(total=len(folds) * most, desc='trial', unit='epoch', disable=not self.progress, leave=False) as bar:
         def on_epoch(fold, epoch, value):
@@ -764,16 +727,13 @@ def _search(self: Job, on_trial=None):
         try:
             study = tune(
                 runner, self.space, self._trials(), folds=c.folds, epochs=most, strategy=as_strategy(c.strategy),
-                storage=storage, name='optkit', seed=c.seed, progress=self.progress, say=self.say,
-                first=[self._first_trial()], identity=dict(rows=self._rows_digest()), on_epoch=on_epoch,
-                on_trial=on_trial)
+                storage=sqlite_storage(self.folder / 'study.db'), name='optkit', seed=c.seed, progress=self.progress,
+                say=self.say, first=[self._first_trial()], identity=dict(rows=trained_on.hexdigest()),
+                on_epoch=on_epoch, on_trial=on_trial)
         except OtherStudy as exc:
             raise InputError(f'{self.folder}/study.db: {exc.said}; use --out with another folder') from None
     if _count_ended(study) < self._trials(): raise KeyboardInterrupt # a stop was asked for
     return study
-
-# %% ../nbs/80_job.ipynb #0cb0fc3d
-def _count_ended(study): return sum(ended(t) is not None for t in study.get_trials(deepcopy=False))
 
 # %% ../nbs/80_job.ipynb #34e44310
 @patch
@@ -784,7 +744,7 @@ def _do_study(self: Job):
     self.path('study_so_far').unlink(missing_ok=True)
     if (best := best_complete(study)) is None: self.say('study: no trial ran all folds')
     else:
-        params = ', '.join(f'{k}={v:.3g}' for k, v in best.params.items() if isinstance(v, (int, float)))
+        params = ', '.join(f'{k}={v:.3g}' for k, v in best.params.items() if isinstance(v, int | float))
         self.say(f'study: best {c.metric} {signed(c.metric, best.value):.4f} (trial {best.number}), {params}')
     # more trials may have another winner, and give another forecast
     for later in ('forecast', 'confirm', 'final'): self.path(later).unlink(missing_ok=True)
@@ -831,12 +791,11 @@ def _do_forecast(self: Job): # from the study's file, which is only read
 
 # %% ../nbs/80_job.ipynb #b9b3044b
 def _confirm_values(result, sign): # plain values
-    number = lambda v: None if math.isnan(v) else sign * v
+    number = lambda v, sign=sign: None if math.isnan(v) else sign * v
     rows = [dict(number=r.number, params=r.params, search=number(r.search), fresh=number(r.fresh),
-                 fresh_scores=[number(v) for v in r.fresh_scores]) for r in result.rows]
+                 fresh_scores=[*map(number, r.fresh_scores)]) for r in result.rows]
     winner = result.first if rows[0]['fresh'] is None else result.winner.number
-    optimism = None if math.isnan(result.optimism) else result.optimism
-    return dict(winner=winner, first=result.first, optimism=optimism, rows=rows)
+    return dict(winner=winner, first=result.first, optimism=number(result.optimism, 1), rows=rows)
 
 # %% ../nbs/80_job.ipynb #b5739868
 def _confirm_reason(value, metric):
@@ -870,8 +829,8 @@ def _do_confirm(self: Job):
 @patch
 def _do_ladder(self: Job):
     store, search, _ = self._ready()
-    cuda, physical, effective = self.hardware.device == 'cuda', self._batch['physical'], self._largest_step()
-    if not cuda: effective = min(16, effective)
+    cuda, physical = self.hardware.device == 'cuda', self._batch['physical']
+    effective = min(self._largest_step(), math.inf if cuda else 16)
     ladder = measure_ladder(
         self.model, store, search, default_rungs(self.hardware, effective, physical),
         self._base(effective_batch=effective, physical_batch=physical, layout='sorted'), self.hardware,
@@ -915,7 +874,7 @@ def bootstrap_score(
 @patch
 def _do_final(self: Job):
     again = self._confirm if self.config.confirm else None
-    winner, held = again['winner'] if again else self._study['best'], np.array(self._data['heldout'])
+    winner, held = (again or dict(winner=self._study['best']))['winner'], np.array(self._data['heldout'])
     best = next((t for t in self._study['trials'] if t['number'] == winner), None)
     if best is None:
         return dict(params=None, metric=self.config.metric, score=None, rows=len(held), reason='no trial ran all folds')
@@ -943,15 +902,14 @@ def _refit(self: Job, store, search, trial): # the configuration that it took
 # %% ../nbs/80_job.ipynb #399772b0
 def _final_scores(logits, labels, trial, config, table, search, held):
     from sklearn.metrics import confusion_matrix
-    n, metrics = len(table.classes), score(logits, labels)
-    commonest = int(np.bincount(table.labels[search], minlength=n).argmax())
+    metrics, commonest = score(logits, labels), int(np.bincount(table.labels[search]).argmax())
     groups = None if table.groups is None else table.groups[held]
     return dict(
         params=trial['params'], metric=config.metric, score=metrics[config.metric], confidence=.95,
         interval=bootstrap_score(logits, labels, config.metric, groups=groups),
         groups=None if groups is None else len(np.unique(groups)), accuracy=metrics['accuracy'], metrics=metrics,
-        majority_accuracy=float((labels == commonest).float().mean()), rows=len(labels),
-        confusion=confusion_matrix(labels, logits.argmax(1), labels=range(n)).tolist(), labels=list(table.classes),
+        majority_accuracy=float((labels == commonest).float().mean()), rows=len(labels), labels=[*table.classes],
+        confusion=confusion_matrix(labels, logits.argmax(1), labels=range(len(table.classes))).tolist(),
         cv_score=trial['value'], trial=trial['number'], epochs=config.epochs)
 
 # %% ../nbs/80_job.ipynb #46dc216c

@@ -33,18 +33,17 @@ def _parse_mount(line, controller, root):
     left, _, right = line.partition(' - ')
     if len(left.split()) < 5 or len(right.split()) < 2: return None
     group, point = map(_unescape, left.split()[3:5])
-    kind = right.split()[0]
-    version1 = kind == 'cgroup' and controller in right.split()[-1].split(',')
-    if kind != 'cgroup2' and not version1: return None
-    return 1 if version1 else 2, root / point.lstrip('/'), group
+    kind, *_, options = right.split()
+    if kind == 'cgroup2': return 2, root / point.lstrip('/'), group
+    return (1, root / point.lstrip('/'), group) if kind == 'cgroup' and controller in options.split(',') else None
 
 # %% ../nbs/11_limits.ipynb #353b37c8
 def _cgroup_mounts(controller, root):
-    "Where `controller` is mounted: triples (version, mount point inside `root`, the group that is mounted there)"
+    "All of `_parse_mount`, or the usual places where there is none"
     lines = _read_text(root / 'proc/self/mountinfo').splitlines()
-    mounts = [mount for line in lines if (mount := _parse_mount(line, controller, root))]
     base = root / 'sys/fs/cgroup'
-    return mounts or [(2, base, '/'), (1, base / controller, '/')]
+    return ([mount for line in lines if (mount := _parse_mount(line, controller, root))]
+            or [(2, base, '/'), (1, base / controller, '/')])
 
 # %% ../nbs/11_limits.ipynb #defab532
 def _own_groups(controller, root):
@@ -57,11 +56,8 @@ def _own_groups(controller, root):
     return groups
 
 # %% ../nbs/11_limits.ipynb #84860b42
-def cgroup_folders(
-    controller: str, # 'cpu' or 'memory'
-    root: str | Path = '/', # of the file system
-) -> list[tuple[int, Path]]: # pairs of a version, 1 or 2, and a folder
-    "The folders that limit this process, its own group first, up to the top"
+def cgroup_folders(controller: str, root: str | Path = '/') -> list[tuple[int, Path]]:
+    "Pairs (version, folder) of the groups that limit this process in 'cpu' or 'memory', its own first, up to the top"
     root = Path(root)
     groups = _own_groups(controller, root)
     folders = []
@@ -96,7 +92,7 @@ def _cpu_quota(version, folder):
 
 # %% ../nbs/11_limits.ipynb #42efd820
 def _memory_limit(version, folder):
-    "Limit of one group and its bytes in use, without file cache that can be dropped; None without a limit"
+    "Limit of one group and its `used` bytes, as of `Limits`; None without a limit"
     files = ('memory.max', 'memory.current') if version == 2 else ('memory.limit_in_bytes', 'memory.usage_in_bytes')
     limit, usage = (_parse_limit(_read_text(folder / name)) for name in files)
     if limit is None: return None
@@ -130,18 +126,12 @@ def look_at_cpu(
     text = _read_text(Path(root) / 'proc/cpuinfo')
     model = re.search(r'^(?:model name|Model|Hardware)\s*:\s*(.+)$', text, re.M)
     flags = re.search(r'^(?:flags|Features)\s*:\s*(.+)$', text, re.M)
-    if affinity is None and hasattr(os, 'sched_getaffinity'): affinity = len(os.sched_getaffinity(0))
-    elif affinity is None: affinity = psutil.cpu_count()
+    if affinity is None:
+        affinity = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else psutil.cpu_count()
     logical = max(psutil.cpu_count() or 1, affinity)
     return CPU(model[1].strip() if model else platform.processor() or platform.machine(), logical,
                psutil.cpu_count(logical=False) or logical, usable_cores(affinity, cgroup_limits(root).cores),
                frozenset(flags[1].split() if flags else ()))
-
-# %% ../nbs/11_limits.ipynb #64d01fa6
-def _existing_folder(folder):
-    "The nearest parent of `folder`, or itself, that exists and can be entered"
-    folder = Path(folder).absolute()
-    return next(p for p in (folder, *folder.parents) if os.path.exists(p) and os.access(p, os.X_OK))
 
 # %% ../nbs/11_limits.ipynb #f6f94c4c
 def look_at_memory(
@@ -149,13 +139,13 @@ def look_at_memory(
     root: str | Path = '/', # of the file system
 ) -> Memory:
     "The memory and storage of this machine"
-    host = psutil.virtual_memory()
-    limits = cgroup_limits(root)
+    host, limits, shm = psutil.virtual_memory(), cgroup_limits(root), Path(root) / 'dev/shm'
     limit = limits.memory if limits.memory is not None and limits.memory < host.total else None
     available = host.available if limit is None else max(0, min(host.available, limit - limits.used))
-    shm = Path(root) / 'dev/shm'
+    folder = Path(folder).absolute()
+    folder = next(p for p in (folder, *folder.parents) if os.path.exists(p) and os.access(p, os.X_OK))
     return Memory(host.total, available, limit, shutil.disk_usage(shm).total if shm.is_dir() else None,
-                  shutil.disk_usage(_existing_folder(folder)).free)
+                  shutil.disk_usage(folder).free)
 
 # %% ../nbs/11_limits.ipynb #fac42591
 def _package_version(package):

@@ -29,14 +29,17 @@ def choose_workers(
 ) -> Choice: # number of worker processes
     "How many processes gather batches, with the reason. Raises `ValueError` for times that were not measured."
     if not (0 <= seconds_a_batch < math.inf and 0 < seconds_a_step < math.inf):
-        raise ValueError(f'gathering takes {seconds_a_batch} s of a step of {seconds_a_step} s: expected measured times, that of a step above 0')
+        raise ValueError(f'gathering takes {seconds_a_batch} s of a step of {seconds_a_step} s: '
+                         'expected measured times, that of a step above 0')
     took = f'gathering takes {seconds_a_batch * 1e3:.2g} ms of a step of {seconds_a_step * 1e3:.3g} ms'
     if seconds_a_batch <= share * seconds_a_step: return Choice(0, f'{took}: no worker is needed')
     if usable < 2: return Choice(0, f'{took}, but there is one core: a worker would take it from training')
     needed = math.ceil(1.25 * seconds_a_batch / seconds_a_step) # a quarter more, since a queue is not for free
-    found = min(needed, usable - 1)
-    return Choice(found, f'{took}: {needed} can keep up' + (f', {usable} cores leave room for {found}' if found < needed else ''))
+    workers = min(needed, usable - 1)
+    room = f', {usable} cores leave room for {workers}' if workers < needed else ''
+    return Choice(workers, f'{took}: {needed} can keep up{room}')
 
+# %% ../nbs/23_loader.ipynb #07b4fdc8
 def gather_seconds(
     store: TokenStore, # on the CPU
     plan: Iterable[Step], # steps to time; a few are enough
@@ -54,31 +57,31 @@ def gather_seconds(
 def _to_send(store):
     "What a worker gets: the name of the cache file if that holds the store as it is now, else the store"
     try:
-        there, crc = map_store(store.path, check=False) if store.path else (None, None)
-        if there is not None and all(same_value(getattr(store, f.name), getattr(there, f.name)) for f in fields(TokenStore)): return dict(path=store.path, crc=crc)
+        cached, crc = map_store(store.path, check=False) if store.path else (None, None)
+        if cached and all(same_value(getattr(store, f.name), getattr(cached, f.name)) for f in fields(TokenStore)):
+            return dict(path=store.path, crc=crc)
     except (OSError, InputError): pass
     return dict(store=replace(store, path=None))
 
 def _received(path, crc):
     "The store in a worker. Raises `RuntimeError` where the file is another by now"
-    try: store, found = map_store(path, check=False)
-    except (OSError, InputError) as exc: raise RuntimeError(f'the file of tokens cannot be read any more: {exc}') from None
-    if found != crc: raise RuntimeError(f'{path} was replaced by another file')
+    try: store, checksum = map_store(path, check=False)
+    except (OSError, InputError) as exc:
+        raise RuntimeError(f'the file of tokens cannot be read any more: {exc}') from None
+    if checksum != crc: raise RuntimeError(f'{path} was replaced by another file')
     return store
 
 # %% ../nbs/23_loader.ipynb #18551cea
 class _Gathered(torch.utils.data.Dataset):
     "Steps as items: item `step` is its gathered batches"
-    def __init__(self, store):
-        names = [f.name for f in fields(TokenStore)]
-        self.store = TokenStore(**{n: getattr(store, n) for n in names}) # a subclass may live in a notebook, where no other process finds it
-        self.sent = None
+    def __init__(self, store): # its plain form: a subclass may live in a notebook, where no other process finds it
+        self.store, self.sent = TokenStore(**{f.name: getattr(store, f.name) for f in fields(TokenStore)}), None
     def __getstate__(self):
         if self.sent is None: self.sent = _to_send(self.store)
         return self.sent
     def __setstate__(self, sent): self.sent, self.store = sent, sent.get('store')
     def __getitem__(self, step):
-        if self.store is None: self.store = _received(**self.sent) # here, so that what is wrong reaches the parent
+        if self.store is None: self.store = _received(**self.sent) # in the worker, whose errors reach the parent
         return [gather(self.store, micro) for micro in step]
     def __len__(self): return len(self.store)
 
@@ -88,44 +91,50 @@ class _Plan:
     def __iter__(self): return iter(self.steps)
     def __len__(self): return len(self.steps)
 
-def _ready(step, device, pin, stream):
-    "A step's batches on the device; `stream`: copies go beside the computation, which waits for them when they are used"
+# %% ../nbs/23_loader.ipynb #8f449053
+def _copied(step, device, pin, stream):
+    "A step's batches on the device; `stream`: of copies beside the computation, which waits for them when it uses them"
     if stream is None: return [b.to(device) for b in step]
-    with torch.cuda.stream(stream): return [(b if b.labels.is_pinned() or not pin else b.pin_memory()).to(device, non_blocking=pin) for b in step]
+    pinned = [b if b.labels.is_pinned() or not pin else b.pin_memory() for b in step]
+    with torch.cuda.stream(stream): return [b.to(device, non_blocking=pin) for b in pinned]
 
-def _hand_over(step, stream):
+def _wait_for(step, stream):
     "Make what comes next wait for the copies, and the copies' memory stay until it is used"
     if stream is None: return
-    now = torch.cuda.current_stream(stream.device)
-    now.wait_stream(stream)
+    computing = torch.cuda.current_stream(stream.device)
+    computing.wait_stream(stream)
     for b in step:
         for t in (b.labels, *b.inputs.values()):
-            if isinstance(t, torch.Tensor): t.record_stream(now)
+            if isinstance(t, torch.Tensor): t.record_stream(computing)
 
 # %% ../nbs/23_loader.ipynb #12c0ba12
 class Loader:
-    "Gathers the steps of a store that is not on the model's device, in this process or in workers, which see the store as it was when they started"
+    """Gathers the steps of a store that is not on the model's device, in this process or in workers.
+    Workers see the store as it was when they started."""
     def __init__(self,
         store: TokenStore, # on the CPU, or on the device itself
         device: str = 'cpu', # of the model
         workers: int = 0, # processes, see `choose_workers`
-        start: str | None = None, # how they are started: 'fork', 'spawn' or 'forkserver'; None: the system's default
+        start: str | None = None, # of workers: 'fork', 'spawn' or 'forkserver'; None: the system's default
         persistent: bool = True, # keep workers for the next epoch
         prefetch: int = 2, # steps ahead, of each worker or of this process
         pin: bool = True, # pinned memory, for a GPU
-        patience: float = 60. # seconds that a step from the workers may take; then batches are gathered in this process
+        patience: float = 60. # seconds a step from workers may take; then batches are gathered in this process
     ):
-        workers, prefetch, ways = checked_whole('workers', workers, 0), checked_whole('prefetch', prefetch, 1), multiprocessing.get_all_start_methods()
+        ways = multiprocessing.get_all_start_methods() # the default first
+        workers, self.prefetch = checked_whole('workers', workers, 0), checked_whole('prefetch', prefetch, 1)
         if start not in (None, *ways): raise ValueError(f"start {start!r}: expected one of {', '.join(ways)}, or None")
-        self.store, self.device, self.prefetch, self.reason = store, torch.device(device), prefetch, '' # why there are no workers
-        self.start = start or multiprocessing.get_start_method(allow_none=True) or ways[0] # the first is the system's default
-        self.pin, self.plan, self.loader, self.epoch = pin and self.device.type == 'cuda', _Plan(), None, None # epoch: the one that has the workers
-        here = store.tokens.device.type
-        if workers and here != 'cpu': self.reason = f'the store is on {here}, where batches are gathered without workers'
-        if workers and not self.reason:
-            self.loader = torch.utils.data.DataLoader(_Gathered(store), batch_size=None, sampler=self.plan, num_workers=workers, multiprocessing_context=start,
-                                                      persistent_workers=persistent, prefetch_factor=prefetch, pin_memory=self.pin, timeout=patience)
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == 'cuda' and here == 'cpu' else None
+        self.start = start or multiprocessing.get_start_method(allow_none=True) or ways[0]
+        self.store, self.device, self.plan = store, torch.device(device), _Plan()
+        self.pin, on_cpu = pin and self.device.type == 'cuda', store.tokens.device.type == 'cpu'
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == 'cuda' and on_cpu else None
+        self.reason = '' # why there are no workers
+        self.loader = self.epoch = None # `epoch`: the one that has the workers
+        if workers and on_cpu: self.loader = torch.utils.data.DataLoader(
+            _Gathered(store), batch_size=None, sampler=self.plan, num_workers=workers, multiprocessing_context=start,
+            persistent_workers=persistent, prefetch_factor=prefetch, pin_memory=self.pin, timeout=patience)
+        elif workers:
+            self.reason = f'the store is on {store.tokens.device.type}, where batches are gathered without workers'
 
     @property
     def workers(self): return 0 if self.loader is None else self.loader.num_workers # that are, or will be, started
@@ -144,17 +153,17 @@ def _gathered(self: Loader, steps):
                 if self.epoch is not epoch: break # another has the workers now
             else: return
         except (RuntimeError, OSError, AttributeError, EOFError, pickle.PicklingError, TypeError, ImportError) as exc:
-            if 'bootstrapping phase' in str(exc): raise # this is a worker that runs the script of its parent: it has to end
+            if 'bootstrapping phase' in str(exc): raise # a worker that runs the script of its parent has to end
             self._give_up(exc)
     for step in steps[done:]: yield [gather(self.store, micro) for micro in step]
 
 # %% ../nbs/23_loader.ipynb #b4558306
 @patch
 def _give_up(self: Loader, exc):
-    said = str(exc).strip().splitlines() or [type(exc).__name__]
-    ran = any('Original Traceback' in line for line in said) # a worker that ran says what was wrong there, in its last line
+    lines = str(exc).strip().splitlines() or [type(exc).__name__]
+    ran = any('Original Traceback' in line for line in lines) # a worker that ran says in the last line what was wrong
     hint = '' if ran or self.start == 'fork' else "; a script needs what it runs under if __name__ == '__main__'"
-    self.loader, self.reason = None, f'workers failed ({said[-1 if ran else 0][:200]}{hint})'
+    self.loader, self.reason = None, f'workers failed ({lines[-1 if ran else 0][:200]}{hint})'
     warnings.warn(f'{self.reason}; batches are gathered in this process')
 
 @patch
@@ -163,17 +172,15 @@ def __call__(self: Loader,
 ) -> Iterator[Step]: # of `Batch`es on the device, for `Engine.step`
     "The steps with their batches gathered and copied, a few ahead"
     steps, ahead = list(steps), deque()
-    source = ((_ready(batches, self.device, self.pin, self.stream), step) for batches, step in zip(self._gathered(steps), steps))
-    for ready in source:
-        ahead.append(ready)
-        if len(ahead) > self.prefetch: yield self._next(ahead)
-    while ahead: yield self._next(ahead)
-
-@patch
-def _next(self: Loader, ahead):
-    batches, step = ahead.popleft()
-    _hand_over(batches, self.stream)
-    return Step(batches, getattr(step, 'rows', np.concatenate([m.rows for m in step]) if step else np.array([], dtype=int)))
+    def following():
+        batches, step = ahead.popleft()
+        _wait_for(batches, self.stream)
+        rows = np.concatenate([m.rows for m in step]) if step else np.array([], dtype=int)
+        return Step(batches, getattr(step, 'rows', rows))
+    for batches, step in zip(self._gathered(steps), steps):
+        ahead.append((_copied(batches, self.device, self.pin, self.stream), step))
+        if len(ahead) > self.prefetch: yield following()
+    while ahead: yield following()
 
 @patch
 def close(self: Loader):

@@ -51,12 +51,11 @@ def weight_files(
     return sorted(Path(folder).glob('*.safetensors')) or sorted(Path(folder).glob('pytorch_model*.bin'))
 
 # %% ../nbs/31_models.ipynb #104c7775
-def _check_config(name, path):
+def _config_problem(path): # '': none
     try: kind = type(json.loads(path.read_text('utf-8')))
     except (OSError, ValueError, RecursionError) as exc:
-        raise InputError(f'{name}: its config.json is not a valid JSON file ({first_line(exc)})') from None
-    if kind is not dict: raise InputError(
-        f'{name}: its config.json holds a {kind.__name__}, expected an object; save the model again')
+        return f'its config.json is not a valid JSON file ({first_line(exc)})'
+    return '' if kind is dict else f'its config.json holds a {kind.__name__}, expected an object; save the model again'
 
 # %% ../nbs/31_models.ipynb #57b53e4b
 def model_source(
@@ -76,7 +75,7 @@ def model_source(
     elif (folder / 'adapter_config.json').is_file():
         problem = 'holds an adapter; load its base, or a model that peft has merged (merge_and_unload)'
     elif not config.is_file(): problem = 'holds no config.json, so it is no model folder of transformers'
-    elif _check_config(name, config) or not weight_files(folder):
+    elif not (problem := _config_problem(config)) and not weight_files(folder):
         problem = 'holds no weights; expected .safetensors files or pytorch_model.bin of save_pretrained'
     if problem: raise InputError(f'{name}: {problem}')
     return str(folder)

@@ -9,22 +9,16 @@ __all__ = ['attention_ran', 'Precision', 'choose_precision']
 import importlib, os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import contextmanager, ExitStack, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from fastcore.basics import patch
 from torch.nn.attention import sdpa_kernel, SDPBackend
 
-from .base import Choice
+from .base import Choice, error_line, first_line
 from .cards import Hardware, html_table
 from .timing import profiled
-
-# %% ../nbs/15_precision.ipynb #84dd0ba2
-def _matmul_switches():
-    "The matmul switches of torch's new interface: pairs (object, value); empty in versions without it"
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-    return [(b, b.fp32_precision) for b in backends if hasattr(b, 'fp32_precision')]
 
 # %% ../nbs/15_precision.ipynb #59f5d938
 def _legacy_precision():
@@ -36,11 +30,11 @@ def _legacy_precision():
 
 # %% ../nbs/15_precision.ipynb #ba5ba905
 @contextmanager
-def tf32_set(
-    on: bool
-):
+def tf32_set(on: bool):
     "TF32 for products of FP32 numbers inside the block, for the whole process; restored after it, also after an error"
-    switches, legacy = _matmul_switches(), _legacy_precision()
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    switches = [(b, b.fp32_precision) for b in backends if hasattr(b, 'fp32_precision')]  # the new interface
+    legacy = _legacy_precision()
     torch.set_float32_matmul_precision('high' if on else 'highest')
     try: yield
     finally:
@@ -52,9 +46,8 @@ def tf32_set(
 FORMATS = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
 CPU_BF16 = ('amx_bf16', 'avx512_bf16') # as Linux names the instructions in /proc/cpuinfo
 
-def _capability(hw): return (hw.gpu.capability or (0, 0)) if hw.device == 'cuda' else (0, 0)
+def _capability(hw): return hw.gpu.capability or (0, 0) if hw.device == 'cuda' else (0, 0)
 
-# %% ../nbs/15_precision.ipynb #aa317b53
 def _device_words(hw):
     "A card and its capability in words"
     if hw.device != 'cuda': return f'device {hw.device}'
@@ -76,11 +69,9 @@ def _best_format(hw):
     return Choice('fp32', f'{words}: no tensor cores (from 7.0 on), so 16 bits gain little')
 
 # %% ../nbs/15_precision.ipynb #5b120802
-def choose_format(
-    hw: Hardware,
-    prefer: str | None = None # 'bf16', 'fp16' or 'fp32' to override
-) -> Choice: # 'bf16', 'fp16' or 'fp32'
-    "The number format of matrix products; `ValueError` if the machine cannot do what was preferred"
+def choose_format(hw: Hardware, prefer: str | None = None) -> Choice:
+    """The number format of matrix products: 'bf16', 'fp16' or 'fp32', one of which `prefer` may ask for.
+    `ValueError` if the machine cannot do it."""
     best = _best_format(hw)
     if prefer is None: return best
     if prefer not in FORMATS: raise ValueError(f'prefer={prefer!r}: expected one of {", ".join(FORMATS)} or None')
@@ -88,16 +79,13 @@ def choose_format(
         raise ValueError(f'bf16 was asked for, but {best.reason}; take {best.value}')
     if prefer == 'fp16' and hw.device == 'cpu':
         raise ValueError('fp16 was asked for, but a CPU gains nothing from it; take bf16 or fp32')
-    if prefer == best.value: return Choice(prefer, f'asked for; {best.reason}')
-    return Choice(prefer, f'asked for; by itself it would be {best.value}: {best.reason}')
+    otherwise = '' if prefer == best.value else f'by itself it would be {best.value}: '
+    return Choice(prefer, f'asked for; {otherwise}{best.reason}')
 
 # %% ../nbs/15_precision.ipynb #eb1e90a9
-def choose_tf32(
-    hw: Hardware,
-    compute: str, # the format that was chosen
-    tf32: bool | None = None # to override
-) -> Choice: # whether it is on
-    "Whether products of FP32 numbers may use TF32; `ValueError` where the device has none"
+def choose_tf32(hw: Hardware, compute: str, tf32: bool | None = None) -> Choice:
+    """Whether products of FP32 numbers may use TF32 where others are in the format `compute`; `tf32` asks for it or
+    against it. `ValueError` where the device has none."""
     if tf32 not in (None, True, False):
         raise ValueError(f'tf32 is {tf32!r}, expected True, False or None (chosen for the machine)')
     words = _device_words(hw)
@@ -111,22 +99,16 @@ def choose_tf32(
     return Choice(True, ('asked for; ' if tf32 else '') + f'{words}: {effect}')
 
 # %% ../nbs/15_precision.ipynb #b1b19361
-def choose_scaler(
-    compute: str # the format that was chosen
-) -> Choice: # whether there is one
-    "Whether the loss has to be scaled so that small gradients survive"
-    if compute == 'fp16':
-        return Choice(True, 'fp16 loses gradients below 6e-8: the loss is scaled up, '
-                            'and steps that overflow are skipped')
-    if compute == 'bf16': return Choice(False, 'bf16 has the range of FP32: nothing to scale')
-    return Choice(False, 'FP32 needs none')
+def choose_scaler(compute: str) -> Choice:
+    "Whether the loss has to be scaled in that format so that small gradients survive"
+    if compute != 'fp16':
+        return Choice(False, 'bf16 has the range of FP32: nothing to scale' if compute == 'bf16' else 'FP32 needs none')
+    return Choice(True, 'fp16 loses gradients below 6e-8: the loss is scaled up, and steps that overflow are skipped')
 
 # %% ../nbs/15_precision.ipynb #1a71aef4
-def choose_weights(
-    compute: str, # the format that was chosen for products
-    weights: str | None = None # 'fp32' or 'bf16' to override
-) -> Choice: # 'fp32' or 'bf16'
-    "The number format of the weights, and so of gradients and optimizer state"
+def choose_weights(compute: str, weights: str | None = None) -> Choice:
+    """The number format of the weights, and so of gradients and optimizer state, where products are in the format
+    `compute`: 'fp32', or 'bf16' if `weights` asks for it"""
     if weights not in (None, 'fp32', 'bf16'): raise ValueError(f'weights={weights!r}: expected fp32, bf16 or None')
     if weights == 'bf16':
         if compute != 'bf16':
@@ -140,12 +122,8 @@ def choose_weights(
 # %% ../nbs/15_precision.ipynb #dccf3f8c
 FP8_WIDTH = 3072 # narrowest side of a linear layer that gained from fp8 on an H100; see under Benchmark
 
-def fp8_fits(
-    inputs: int, # of a linear layer
-    outputs: int,
-    least: int = FP8_WIDTH # width from which it pays
-) -> str: # empty where fp8 is possible and pays
-    "Why a linear layer of that shape stays as it is"
+def fp8_fits(inputs: int, outputs: int, least: int = FP8_WIDTH) -> str:
+    "Why a linear layer of that shape stays as it is; empty where fp8 is possible and pays"
     if inputs % 16 or outputs % 16: return 'both sides must be multiples of 16'
     return f'narrower than {least}' if min(inputs, outputs) < least else ''
 
@@ -178,36 +156,15 @@ def choose_fp8(
 BACKENDS = {'flash': SDPBackend.FLASH_ATTENTION, 'efficient': SDPBackend.EFFICIENT_ATTENTION,
             'cudnn': SDPBackend.CUDNN_ATTENTION, 'math': SDPBackend.MATH}
 
-def _half_obstacle(hw, compute): # of flash and cuDNN
-    if compute == 'fp32': return 'takes 16 bits only'
-    return '' if _capability(hw) >= (8, 0) else f'needs capability 8.0, this is {_device_words(hw)}'
-
 # %% ../nbs/15_precision.ipynb #fd698333
-def _flash_obstacle(hw, compute, mask, dropout, head_size):
-    if hw.device == 'mps': return 'Apple GPUs have one of their own'
-    if hw.device == 'cpu': return 'the CPU kernel knows no dropout' if dropout else ''
-    if obstacle := _half_obstacle(hw, compute): return obstacle
+def _flash_obstacle(hw, mask, dropout, head_size):
+    "Why a card that multiplies 16 bits has no flash kernel for a call"
     if mask: return 'takes no mask'
     if head_size > 256: return 'takes heads of at most 256'
     little_memory = _capability(hw) in ((8, 6), (8, 9), (12, 0), (12, 1)) # shared, of a multiprocessor
-    if little_memory and (192 < head_size <= 224 or head_size > 224 and dropout):
-        dropped = ' with dropout' if head_size > 224 else ''
-        return f'has no backward for heads of {head_size}{dropped} on {_device_words(hw)}'
-    return ''
-
-# %% ../nbs/15_precision.ipynb #8cd75f80
-def _efficient_obstacle(hw, compute, head_size):
-    if hw.device != 'cuda': return 'CUDA only'
-    if _capability(hw) < (5, 0): return 'needs capability 5.0'
-    if compute == 'bf16' and _capability(hw) < (8, 0): return 'takes bf16 from capability 8.0 on'
-    step = 4 if compute == 'fp32' else 8
-    return f'needs heads of a multiple of {step}' if head_size % step else ''
-
-# %% ../nbs/15_precision.ipynb #a61ae15c
-def _cudnn_obstacle(hw, compute, head_size):
-    if hw.device != 'cuda': return 'CUDA only'
-    if obstacle := _half_obstacle(hw, compute): return obstacle
-    return 'takes heads of a multiple of 8, at most 128' if head_size % 8 or head_size > 128 else ''
+    if not little_memory or not (192 < head_size <= 224 or head_size > 224 and dropout): return ''
+    dropped = ' with dropout' if head_size > 224 else ''
+    return f'has no backward for heads of {head_size}{dropped} on {_device_words(hw)}'
 
 # %% ../nbs/15_precision.ipynb #bdb29a62
 def sdpa_obstacles(
@@ -218,9 +175,18 @@ def sdpa_obstacles(
     head_size: int = 64
 ) -> dict[str, str]: # by backend; empty where it can
     "For each backend of torch's attention, why it cannot take a training step's calls"
-    return dict(flash=_flash_obstacle(hw, compute, mask, dropout, head_size),
-                efficient=_efficient_obstacle(hw, compute, head_size),
-                cudnn=_cudnn_obstacle(hw, compute, head_size), math='')
+    if hw.device != 'cuda':
+        flash = 'the CPU kernel knows no dropout' if dropout else ''
+        if hw.device == 'mps': flash = 'Apple GPUs have one of their own'
+        return dict(flash=flash, efficient='CUDA only', cudnn='CUDA only', math='')
+    fp32, native, multiple = compute == 'fp32', _capability(hw) >= (8, 0), 4 if compute == 'fp32' else 8
+    half = 'takes 16 bits only' if fp32 else '' if native else f'needs capability 8.0, this is {_device_words(hw)}'
+    if _capability(hw) < (5, 0): efficient = 'needs capability 5.0'
+    elif compute == 'bf16' and not native: efficient = 'takes bf16 from capability 8.0 on'
+    else: efficient = f'needs heads of a multiple of {multiple}' if head_size % multiple else ''
+    cudnn = 'takes heads of a multiple of 8, at most 128' if head_size % 8 or head_size > 128 else ''
+    return dict(flash=half or _flash_obstacle(hw, mask, dropout, head_size), efficient=efficient,
+                cudnn=half or cudnn, math='')
 
 # %% ../nbs/15_precision.ipynb #b4864607
 def choose_sdpa(
@@ -231,7 +197,7 @@ def choose_sdpa(
 ) -> Choice: # names of backends
     "The attention backends of torch in the order to try them"
     obstacles, hopper = sdpa_obstacles(hw, compute, **calls), _capability(hw)[0] in (9, 10)
-    order = ('cudnn', 'flash', 'efficient', 'math') if fixed_shapes and hopper else ('flash', 'efficient', 'math')
+    order = (*['cudnn'] * (fixed_shapes and hopper), 'flash', 'efficient', 'math')
     usable = tuple(b for b in order if not obstacles[b])
     if usable[0] == 'cudnn':
         reason = f'{_device_words(hw)}: cuDNN has kernels for it, and few shapes mean few plans to build'
@@ -240,19 +206,6 @@ def choose_sdpa(
     if fixed_shapes and not hopper and hw.device == 'cuda': reason += '; cuDNN is left to capabilities 9 and 10'
     unused = '; '.join(f'{b} {obstacles[b]}' for b in order if obstacles[b])
     return Choice(usable, reason + (f'; not used: {unused}' if unused else ''))
-
-# %% ../nbs/15_precision.ipynb #3fc5016b
-def sdpa_taken(
-    q: torch.Tensor, # [batch, heads, length, head size]
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    dropout: float = 0.,
-    causal: bool = False
-) -> str: # one of `BACKENDS`
-    "The name of the backend that torch takes for this call under the present switches"
-    taken = torch._fused_sdp_choice(q, k, v, mask, dropout, causal)
-    return next((name for name, backend in BACKENDS.items() if backend.value == taken), str(taken))
 
 # %% ../nbs/15_precision.ipynb #d19e5ea0
 _KERNELS = dict(flash_attention='flash', flash_attention_for_cpu='flash', efficient_attention='efficient',
@@ -267,71 +220,59 @@ def attention_ran(
     return dict(Counter(_KERNELS[n] for n in names if n in _KERNELS))
 
 # %% ../nbs/15_precision.ipynb #40bc31ff
-def import_problem(
-    package: str
-) -> str: # in one line; empty if it can be imported
-    "Why a package cannot be imported"
+def import_problem(package: str) -> str:
+    "Why a package cannot be imported, in one line; empty if it can"
     try: importlib.import_module(package)
     except ModuleNotFoundError as error: return 'not installed' if error.name == package else str(error)
-    except Exception as error: # a broken binary raises ImportError, OSError, RuntimeError, AttributeError, ...
-        return f'{type(error).__name__}: {(str(error).splitlines() or [""])[0]}'
+    except Exception as error: return error_line(error) # a broken binary raises OSError, RuntimeError, ...
     return ''
 
 # %% ../nbs/15_precision.ipynb #8a9faa42
 _PACKAGES = {'flash_attention_2': 'flash_attn', 'flash_attention_3': 'flash_attn_interface'}
 
-def choose_attention(
-    asked: str | None = None, # transformers' `attn_implementation`: 'eager', 'sdpa', 'flash_attention_2', ...
-    problem: str | None = None # why its package cannot be imported; None: it is looked up
-) -> Choice: # an `attn_implementation`
-    "The `attn_implementation` to load a model with: what was asked for if its package works, else 'sdpa'"
-    if asked is None: return Choice('sdpa', 'torch chooses among its own kernels, no package is needed')
-    if asked not in _PACKAGES: return Choice(asked, 'asked for')
-    package = _PACKAGES[asked]
+def choose_attention(implementation: str | None = None, problem: str | None = None) -> Choice:
+    """The `attn_implementation` to load a model with: what was asked for if its package works, else 'sdpa'.
+    `problem`: why the package cannot be imported; None: it is looked up"""
+    if implementation is None: return Choice('sdpa', 'torch chooses among its own kernels, no package is needed')
+    if implementation not in _PACKAGES: return Choice(implementation, 'asked for')
+    package = _PACKAGES[implementation]
     problem = import_problem(package) if problem is None else problem
-    if not problem: return Choice(asked, f'asked for; {package} can be imported')
-    return Choice('sdpa', f'{asked} was asked for, but {package} cannot be imported ({problem}); '
+    if not problem: return Choice(implementation, f'asked for; {package} can be imported')
+    return Choice('sdpa', f'{implementation} was asked for, but {package} cannot be imported ({problem}); '
                           'torch brings a flash kernel of its own')
 
 # %% ../nbs/15_precision.ipynb #87451460
 _FLAGS = dict(sdpa='_supports_sdpa', flash_attention_2='_supports_flash_attn', flash_attention_3='_supports_flash_attn',
               flex_attention='_supports_flex_attn')
 
-def model_attentions(
-    model: torch.nn.Module # of transformers
-) -> tuple[str, ...]: # names of `attn_implementation`
-    "The attention that a model of transformers has; packages that it needs may be missing"
+def model_attentions(model: torch.nn.Module) -> tuple[str, ...]:
+    "Each `attn_implementation` that a model of transformers has; packages that it needs may be missing"
     return ('eager', *(name for name, flag in _FLAGS.items() if getattr(model, flag, False)))
 
 # %% ../nbs/15_precision.ipynb #30557a50
-def set_attention(
-    model: torch.nn.Module, # of transformers; it is changed
-    asked: str # `attn_implementation`
-):
-    "Let a model take the attention that was asked for; `ValueError` with what it has where it would take another one"
-    available, chosen = model_attentions(model), choose_attention(asked)
+def set_attention(model: torch.nn.Module, implementation: str):
+    """Let a model of transformers take the `attn_implementation` that was asked for; `ValueError` with what it has
+    where it would take another one"""
+    available, chosen = model_attentions(model), choose_attention(implementation)
     others = f'{type(model).__name__} has {", ".join(available)}; take one of these or leave attention out'
-    if asked not in available: raise ValueError(f'attention {asked} was asked for, but {others}')
-    if chosen.value != asked: raise ValueError(f'{chosen.reason}; {others}')
-    try: model.set_attn_implementation(asked)
+    if implementation not in available: raise ValueError(f'attention {implementation} was asked for, but {others}')
+    if chosen.value != implementation: raise ValueError(f'{chosen.reason}; {others}')
+    try: model.set_attn_implementation(implementation)
     except (ValueError, ImportError) as exc:
-        raise ValueError(f'attention {asked} cannot be had ({str(exc).splitlines()[0][:160]}); {others}') from None
-    if (taken := model.config._attn_implementation) != asked: # transformers goes on without a message
-        raise ValueError(f'attention {asked} was asked for, transformers took {taken}; {others}')
+        raise ValueError(f'attention {implementation} cannot be had ({first_line(exc)}); {others}') from None
+    if (actual := model.config._attn_implementation) != implementation: # transformers goes on without a message
+        raise ValueError(f'attention {implementation} was asked for, transformers took {actual}; {others}')
 
 # %% ../nbs/15_precision.ipynb #013254f3
-def text_config(
-    model # of transformers, or its configuration
-): # a configuration of transformers
-    "The configuration of the text part: a model of texts and images keeps it in `text_config`; else the whole one"
+def text_config(model):
+    """The configuration of the text part of a model of transformers, or of its configuration: a model of texts and
+    images keeps it in `text_config`; else the whole one"""
     config = getattr(model, 'config', model)
     return config.get_text_config() if hasattr(config, 'get_text_config') else config
 
 # %% ../nbs/15_precision.ipynb #fcf9f1ab
-def model_facts(
-    model: torch.nn.Module
-) -> dict: # widths of its linear layers, convolutions, size of a head, dropout of the attention weights
-    "What the choices below depend on"
+def model_facts(model: torch.nn.Module) -> dict:
+    "Widths of a model's linear layers, convolutions, size of a head, dropout of attention: what choices depend on"
     config, modules = text_config(model) if hasattr(model, 'config') else None, [*model.modules()]
     first = lambda *names: next((v for n in names if (v := getattr(config, n, None)) is not None), None)
     heads, hidden = first('num_attention_heads', 'n_head'), first('hidden_size', 'n_embd')
@@ -341,35 +282,26 @@ def model_facts(
                 dropout=float(first('attention_probs_dropout_prob', 'attention_dropout', 'attn_pdrop') or 0.))
 
 # %% ../nbs/15_precision.ipynb #79b19179
-def held_format(
-    model: torch.nn.Module
-) -> str: # 'bf16', 'fp16' or 'fp32'
+def held_format(model: torch.nn.Module) -> str:
     "The format of most of a model's weights, as they are: what its products see where nothing is cast"
     counts = Counter()
     for p in model.parameters(): counts[p.dtype] += p.numel()
     sizes = {name: counts[dtype] for name, dtype in FORMATS.items() if counts[dtype]}
     return max(sizes, key=sizes.get, default='fp32')
 
-# %% ../nbs/15_precision.ipynb #6b977064
+# %% ../nbs/15_precision.ipynb #942ce68f
 CHANNELS_LAST = Choice(False, 'not applicable to text: the weights have no image dimensions')
 
-# %% ../nbs/15_precision.ipynb #942ce68f
-def choose_cudnn_benchmark(
-    convolutions: int = 0, # layers of the model
-    deterministic: bool = False # the same bits each time were asked for
-) -> Choice: # whether it is on
-    "Whether cuDNN tries its algorithms"
+def choose_cudnn_benchmark(convolutions: int = 0, deterministic: bool = False) -> Choice:
+    "Whether cuDNN tries its algorithms for a model's convolutions; not where the same bits each time are asked for"
     if deterministic:
         return Choice(False, 'the same bits each time were asked for: '
                              'trying could end with another algorithm each time')
     if convolutions: return Choice(True, f'{convolutions} convolutions: cuDNN tries its algorithms for each shape')
     return Choice(False, 'no convolution in the model: there is nothing to try')
 
-# %% ../nbs/15_precision.ipynb #577983bb
-def choose_deterministic(
-    deterministic: bool = False # what was asked for
-) -> Choice: # whether it is on
-    "Whether torch has to use algorithms that give the same bits each time"
+def choose_deterministic(deterministic: bool = False) -> Choice:
+    "Whether torch has to use algorithms that give the same bits each time, as asked for"
     if not deterministic: return Choice(False, 'not asked for; kernels may add up in another order each time')
     return Choice(True, 'asked for: the same bits each time, slower; an operation without such an algorithm warns')
 
@@ -377,10 +309,7 @@ def choose_deterministic(
 _WORKSPACE = 'CUBLAS_WORKSPACE_CONFIG'
 
 @contextmanager
-def cudnn_set(
-    benchmark: bool,
-    deterministic: bool
-):
+def cudnn_set(benchmark: bool, deterministic: bool):
     "cuDNN's benchmark mode and deterministic algorithms inside the block, everything as before after it"
     cudnn, workspace = torch.backends.cudnn, os.environ.get(_WORKSPACE)
     flags = cudnn.benchmark, cudnn.deterministic
@@ -453,7 +382,6 @@ def autocast(self: Precision):
     "A fresh context for a forward pass: autocast to `dtype`, or nothing for FP32"
     return nullcontext() if self.compute.value == 'fp32' else torch.autocast(self.device, self.dtype)
 
-# %% ../nbs/15_precision.ipynb #97b508dd
 @patch
 def make_scaler(self: Precision) -> torch.amp.GradScaler | None:
     "A new gradient scaler for fp16, else None"
@@ -478,11 +406,9 @@ def prepare(
 def applied(self: Precision):
     """Set TF32, cuDNN, determinism and the attention backends inside the block, restore all after it.
     May be nested and used again. The switches are the whole process's: not for two threads at once."""
-    with ExitStack() as stack:
-        stack.enter_context(tf32_set(self.tf32.value))
-        stack.enter_context(cudnn_set(self.cudnn_benchmark.value, self.deterministic.value))
-        stack.enter_context(sdpa_kernel([BACKENDS[b] for b in self.sdpa.value], set_priority=True))
-        yield self
+    attention = sdpa_kernel([BACKENDS[b] for b in self.sdpa.value], set_priority=True)
+    benchmark, deterministic = self.cudnn_benchmark.value, self.deterministic.value
+    with tf32_set(self.tf32.value), cudnn_set(benchmark, deterministic), attention: yield self
 
 # %% ../nbs/15_precision.ipynb #9bf66af4
 @patch
@@ -491,7 +417,6 @@ def _choices(self: Precision):
             ('fp8', self.fp8), ('attention', self.sdpa), ('cuDNN benchmark', self.cudnn_benchmark),
             ('deterministic', self.deterministic), ('channels last', self.channels_last), ('device', self.device)]
 
-# %% ../nbs/15_precision.ipynb #38672e0b
 @patch
 def __repr__(self: Precision): return '\n'.join(f'{name + ":":17}{choice}' for name, choice in self._choices())
 

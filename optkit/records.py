@@ -22,19 +22,14 @@ from .base import read_json, write_json
 from .cards import Hardware
 from .timing import Comparison
 
-# %% ../nbs/14_records.ipynb #b87907a8
-def _git(folder, *words):
-    return subprocess.run(['git', '-C', str(folder), *words], capture_output=True, text=True, timeout=10)
-
 # %% ../nbs/14_records.ipynb #4d772b04
-def commit(
-    folder: str | Path = '.', # of the repository
-) -> str | None: # '1a2b3c4d5e6f', with '-dirty' if files differ from it
-    "The git commit: the value of OPTKIT_COMMIT (for a copy without its git folder), else that of `folder`"
+def commit(folder: str | Path = '.') -> str | None:
+    """The git commit, with '-dirty' if files differ from it: the value of OPTKIT_COMMIT (for a copy without its git
+    folder), else that of `folder`"""
     if override := os.environ.get('OPTKIT_COMMIT'): return override
-    try:
-        head = _git(folder, 'rev-parse', 'HEAD')
-        status = _git(folder, 'status', '--porcelain', '--untracked-files=no')
+    def git(*words):
+        return subprocess.run(['git', '-C', str(folder), *words], capture_output=True, text=True, timeout=10)
+    try: head, status = git('rev-parse', 'HEAD'), git('status', '--porcelain', '--untracked-files=no')
     except (OSError, subprocess.SubprocessError): return None
     if head.returncode: return None
     return head.stdout.strip()[:12] + ('-dirty' if status.returncode or status.stdout.strip() else '')
@@ -99,9 +94,7 @@ def mfu(
     warnings.warn(f'MFU of {share:.2f} cannot be: the count of operations, the time or the peak is wrong; left out')
 
 # %% ../nbs/14_records.ipynb #db2aa1f1
-def quantiles(
-    values: Sequence[float],
-) -> dict[str, float]:
+def quantiles(values: Sequence[float]) -> dict[str, float]:
     "p20, p50 and p80 of `values`"
     return dict(zip(('p20', 'p50', 'p80'), map(float, np.quantile(values, [.2, .5, .8]))))
 
@@ -193,58 +186,25 @@ def ratio_between(
         raise ValueError(f'no seconds are recorded for {variant} and {baseline}')
     return float(b.seconds_p50 / a.seconds_p50)
 
-# %% ../nbs/14_records.ipynb #9011b2b1
-def time_left() -> float: # seconds; endless without the variable
-    "Time until OPTKIT_UNTIL (seconds since 1970), which `tools/run_notebooks.py --limit` sets"
-    return float(os.environ.get('OPTKIT_UNTIL', 'inf')) - time.time()
-
-
-def seconds_for(
-    wanted: float, # seconds that would be good
-    reserve: float = 10., # seconds for what comes after
-) -> float: # seconds, at least 1
-    "A budget that ends in time"
-    return max(1., min(wanted, time_left() - reserve))
-
-# %% ../nbs/14_records.ipynb #7c1ee136
-def enough(
-    seconds: float, # that something takes
-    what: str, # it is
-) -> bool:
-    "Whether so many seconds are left; prints a line where they are not"
-    if (left := time_left()) >= seconds: return True
-    print(f'{what}: left out, it takes {seconds:g} s and {left:.0f} s are left')
-    return False
-
-# %% ../nbs/14_records.ipynb #66e9e8e1
-def kept_record(
-    path: str | Path, # of `save_records`
-    hardware: Hardware,
-) -> dict | None: # None: measure anew
-    "The stored record, where `tools/run_notebooks.py --resume` asks for it and card, versions and commit are the same"
-    if not os.environ.get('OPTKIT_RESUME') or not Path(path).is_file(): return None
-    stored, current = read_json(path), provenance(hardware)
-    before = stored['provenance']
-    other = [f'{k} {before.get(k)}, now {current[k]}'
-             for k in ('gpu', 'driver', 'torch', 'cuda', 'transformers', 'commit') if before.get(k) != current[k]]
-    print(f'{Path(path).name}: '
-          + (f'measured anew ({"; ".join(other)})' if other else f'{len(stored["rows"])} rows are there'))
-    return None if other else stored
-
 # %% ../nbs/14_records.ipynb #d34ac67e
-def results_folder(folder=None) -> Path | None: # None: not found
-    "`folder`, or `bench/results` of the checkout that holds this notebook or module"
-    roots = [Path.cwd(), *Path.cwd().parents, *Path(optkit.__file__).resolve().parents]
-    return Path(folder) if folder else next((o/'bench'/'results' for o in roots if (o/'bench'/'results').is_dir()), None)
+def results_folder(
+    folder: str | Path | None = None # None: `bench/results` of the checkout that holds this notebook or module
+) -> Path | None: # None: there is none
+    "The folder of the records that are kept with the project"
+    places = [Path.cwd(), *Path.cwd().parents, *Path(optkit.__file__).resolve().parents]
+    if folder: return Path(folder)
+    return next((results for place in places if (results := place / 'bench' / 'results').is_dir()), None)
 
+# %% ../nbs/14_records.ipynb #682392ea
 def in_ladder(
-    variant # name of a row
+    variant: str # name of a row
 ) -> bool:
-    "Whether a row stands in a ladder, or on top of bf16: its claim is then about the row before it, elsewhere about its baseline"
+    "Whether a row's claim is about the row before it, as in a ladder or on top of bf16, and not about its baseline"
     return str(variant).startswith(('+', 'bf16 + ', 'bf16, '))
 
+
 def read_committed(
-    folder=None # of the records, see `results_folder`
+    folder: str | Path | None = None # of the records, see `results_folder`
 ) -> pd.DataFrame: # a row a record, as `load_records` gives it; empty where there is no record
     "The measurements that are kept with the project, ladders of its ledgers among them"
     folder = results_folder(folder)

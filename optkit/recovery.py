@@ -14,12 +14,7 @@ from .base import Choice
 from .steps import Layout
 
 # %% ../nbs/45_recovery.ipynb #cfe3a24f
-def smaller_pieces(
-    physical: int, # rows of a micro-batch so far
-    max_tokens: int | None, # of a pack so far; None: rows are padded
-    longest: int, # tokens of the longest row to train on
-    why: str # what the device said
-) -> Choice: # (physical, max_tokens)
+def smaller_pieces(physical: int, max_tokens: int | None, longest: int, why: str) -> Choice: # (physical, max_tokens)
     "`Layout.halved` of separate values, as earlier versions had it"
     layout = Layout('sorted', physical) if max_tokens is None else Layout('packed', tokens=max_tokens)
     choice = layout.halved(why, longest)
@@ -29,11 +24,10 @@ def smaller_pieces(
 def steadier(
     lr: float, # peak learning rate so far
     left: int, # optimizer steps from the state that the run goes back to
-    why: str, # what was wrong with the loss
-    warmup: int = 200 # steps at most
+    why: str # what was wrong with the loss
 ) -> Choice: # (share of the learning rate, warm-up steps)
     "Half the rate, and a warm-up of 200 steps or half of what is left"
-    steps = max(1, min(warmup, left // 2))
+    steps = max(1, min(200, left // 2))
     rates = f'a peak rate of {lr / 2:.3g} instead of {lr:.3g}'
     return Choice((.5, steps), f'{why}: from the last good state on with {rates} and a warm-up of {steps} steps')
 

@@ -15,24 +15,19 @@ from itertools import product
 import torch
 from fastcore.basics import patch
 
-from .base import size
+from .base import first_line, size
 from .cards import html_table
 from .limits import look_at_cpu
 from .hardware import gpu_from
 from .precision import tf32_set
+from .records import quantiles
 
 # %% ../nbs/16_roofline.ipynb #9f4fd18a
-_PREFIXES = ((1e15, 'P'), (1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'k'), (1, ''),
-             (1e-3, 'm'), (1e-6, 'µ'), (1e-9, 'n'))
-
-
-def si(
-    value: float, # 7.91e14
-    unit: str, # 'FLOP/s'
-) -> str: # '791 TFLOP/s'
-    "`value` with the prefix that suits it"
-    factor, prefix = next(((f, p) for f, p in _PREFIXES if abs(value) >= f), _PREFIXES[-1])
-    return f'{value / factor:.3g} {prefix}{unit}'
+def si(value: float, unit: str) -> str:
+    "`value` with the prefix that suits it: 7.91e14 FLOP/s is '791 TFLOP/s'"
+    prefixes = {10.**(15 - 3 * n): p for n, p in enumerate(('P', 'T', 'G', 'M', 'k', '', 'm', 'µ', 'n'))}
+    factor = next((f for f in prefixes if abs(value) >= f), 1e-9)
+    return f'{value / factor:.3g} {prefixes[factor]}{unit}'
 
 # %% ../nbs/16_roofline.ipynb #0155284d
 @dataclass(frozen=True, repr=False)
@@ -58,27 +53,20 @@ class Measured:
         "Median as a share of the table's peak; None without one"
         return self.p50 / self.peak if self.peak else None
 
-# %% ../nbs/16_roofline.ipynb #5d684e83
-def _quantiles(values):
-    "p20, p50 and p80"
-    tenths = statistics.quantiles(values if len(values) > 1 else values * 2, n=10, method='inclusive')
-    return dict(p20=tenths[1], p50=tenths[4], p80=tenths[7])
-
 # %% ../nbs/16_roofline.ipynb #15106033
 @patch(as_prop=True)
 def words(self: Measured):
     "Median, fastest and slowest, and the share of the peak, in words"
-    share = '' if self.share is None else f', {self.share:.0%} of the table'
-    lowest, highest = si(min(self.values), self.unit), si(max(self.values), self.unit)
-    return f'{si(self.p50, self.unit)} ({lowest} to {highest}){share}'
+    middle, lowest, highest = (si(v, self.unit) for v in (self.p50, min(self.values), max(self.values)))
+    return f'{middle} ({lowest} to {highest})' + ('' if self.share is None else f', {self.share:.0%} of the table')
 
 # %% ../nbs/16_roofline.ipynb #ee757b00
 @patch(as_prop=True)
 def record(self: Measured):
     "The fields of a record of `save_records`; `samples_per_s` holds FLOP/s or bytes/s"
-    rate = None if self.unit == 's' else _quantiles(self.values)
+    rate = None if self.unit == 's' else quantiles(self.values)
     return dict(variant=f'{self.name} {self.what}', baseline='table', mfu=self.share,
-                seconds=_quantiles(self.seconds), samples_per_s=rate, repeats=len(self.seconds), warm_up=1)
+                seconds=quantiles(self.seconds), samples_per_s=rate, repeats=len(self.seconds), warm_up=1)
 
 @patch
 def __repr__(self: Measured): return f'{self.name} {self.what}: {self.words}'
@@ -107,20 +95,12 @@ class Roofline:
     def __repr__(self): return '\n'.join([self.card, *(f'  {k:28}{v}' for k, v in self._table_rows())])
     def _repr_html_(self): return html_table(self._table_rows(), f'Measured: {self.card}')
 
-# %% ../nbs/16_roofline.ipynb #447fddae
-_DTYPES = {
-    'bf16': torch.bfloat16,
-    'fp16': torch.float16,
-    'tf32': torch.float32,
-    'fp32': torch.float32,
-    'fp8': torch.float8_e4m3fn}
-
 # %% ../nbs/16_roofline.ipynb #23cdcfb3
-def product_formats(
-    device: str, # 'cuda', 'mps' or 'cpu'
-    capability: tuple[int, int] | None = None, # of the CUDA device
-) -> tuple[str, ...]:
-    "The formats whose products are worth measuring on a device"
+_DTYPES = dict(bf16=torch.bfloat16, fp16=torch.float16, tf32=torch.float32, fp32=torch.float32, fp8=torch.float8_e4m3fn)
+
+
+def product_formats(device: str, capability: tuple[int, int] | None = None) -> tuple[str, ...]:
+    "The formats whose products are worth measuring on 'mps', 'cpu', or a 'cuda' device of that capability"
     if device != 'cuda': return ('bf16', 'fp32') if device == 'cpu' else ('fp16', 'fp32')
     needed = dict(bf16=(8, 0), fp16=(0, 0), tf32=(8, 0), fp32=(0, 0), fp8=(8, 9))
     return tuple(name for name, lowest in needed.items() if capability >= lowest)
@@ -140,11 +120,8 @@ def matrix_product(
     return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=False), a, b
 
 # %% ../nbs/16_roofline.ipynb #70cc195e
-def launches_for(
-    once: float, # seconds that one takes
-    target: float = .05, # seconds that a sample should take
-) -> int: # 1 to 2000, which a graph holds easily
-    "How many launches make a sample, so that its ends do not matter"
+def launches_for(once: float, target: float = .05) -> int:
+    "How many launches of `once` seconds fill a sample of `target` seconds; 1 to 2000, which a graph holds easily"
     return max(1, min(2000, round(target / once)))
 
 # %% ../nbs/16_roofline.ipynb #0344c37b
@@ -179,9 +156,7 @@ def _host_seconds(work, wait, repeats, count=1):
 
 # %% ../nbs/16_roofline.ipynb #cebd5915
 ENCODER_SHAPES = (  # (m, n, k) of the layers of a base-size encoder on 4096 tokens
-    (4096, 768, 768),
-    (4096, 3072, 768),
-    (4096, 768, 3072))
+    (4096, 768, 768), (4096, 3072, 768), (4096, 768, 3072))
 
 
 def model_shapes(
@@ -200,8 +175,7 @@ def _products(device, formats, shapes, peaks, seconds_of):
         what = f'{m} x {n} x {k}'
         try:
             with tf32_set(name == 'tf32'): seconds = seconds_of(matrix_product(name, device, m, n, k)[0])
-        except RuntimeError as error:
-            refused.append(f'{name} {what}: {(str(error).splitlines() or [type(error).__name__])[0]}')
+        except RuntimeError as error: refused.append(f'{name} {what}: {first_line(error)}')
         else: rows.append(Measured(name, what, seconds, 2 * m * n * k, 'FLOP/s', peaks.get(name)))
     return rows, refused
 

@@ -19,7 +19,7 @@ from .precision import text_config
 from .store import TokenStore
 from .steps import Layout, MicroBatch
 from .batch_finder import BatchPlan, find_batch_size, find_batch_table, find_max_tokens, MemoryProbe
-from .engine import CHECKPOINTING, choose_checkpointing, drop_partial_state, Engine, set_checkpointing
+from .engine import CHECKPOINTING, choose_checkpointing, Engine, set_checkpointing
 
 # %% ../nbs/34_sizes.ipynb #8a50b798
 @contextmanager
@@ -28,8 +28,8 @@ def _alone(engine):
     ranks, backward = engine.ranks, engine._backward
     def with_exchange(*args):
         total, counts = backward(*args), {}
-        for _, p in engine._trained():
-            counts[p.dtype] = counts.get(p.dtype, 0) + (p.numel() if p.grad is not None else 0)
+        for p in engine.model.parameters():
+            if p.grad is not None: counts[p.dtype] = counts.get(p.dtype, 0) + p.numel()
         for dtype, count in counts.items(): torch.empty(count, dtype=dtype, device=engine.device)
         return total
     if ranks is not None: engine.ranks, engine._backward = None, with_exchange
@@ -50,7 +50,7 @@ class StepProbe(MemoryProbe):
         length: int | None = None, # tokens that rows are padded to; None: the longest row, as layouts pad it
         effective: int | None = None # rows of an optimizer step: fewer make two micro-batches; None: always one
     ):
-        super().__init__(self._train, engine.device, engine.optimizer, self._drop_step)
+        super().__init__(self._train, engine.device, engine.optimizer, engine.discard_step)
         self.engine, self.store, self.effective = engine, store, effective
         self.pad_to = length or min(_up_to(int(store.lengths.max()), 8), store.max_length)
         rows = np.flatnonzero(store.lengths <= self.pad_to)
@@ -65,9 +65,6 @@ class StepProbe(MemoryProbe):
         return [MicroBatch(self._rows(batch), self.pad_to)] * (2 if twice else 1)
     def _train(self, batch):
         with _alone(self.engine): self.engine.step(self.store, self._micro(batch))
-    def _drop_step(self): # half of the optimizer's state may be what did not fit
-        self.engine._clear_gradients()
-        drop_partial_state(self.engine)
 
 # %% ../nbs/34_sizes.ipynb #e2d0b001
 class EvaluationProbe(StepProbe):

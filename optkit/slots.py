@@ -10,7 +10,7 @@ __all__ = ['Shape', 'length_ladder', 'fill', 'Costs', 'cut', 'choose_shapes', 'S
 import inspect, itertools, math, weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -62,12 +62,13 @@ def fill(
     free, room = [n for n, _ in shape.slots], shape.tokens or math.inf
     placed, left = [[] for _ in shape.slots], []
     for row in np.argsort(-lengths, kind='stable').tolist():
-        fits = [k for k, (_, l) in enumerate(shape.slots) if free[k] and l >= lengths[row]]
-        if not fits or lengths[row] > room: left.append(row)
+        need = int(lengths[row])
+        slot = next((k for k in range(len(free))[::-1] if free[k] and shape.slots[k][1] >= need), None)
+        if slot is None or need > room: left.append(row)
         else:
-            placed[fits[-1]].append(row)
-            free[fits[-1]] -= 1
-            room -= lengths[row]
+            placed[slot].append(row)
+            free[slot] -= 1
+            room -= need
     return placed, left
 
 # %% ../nbs/36_slots.ipynb #4b53a137
@@ -93,8 +94,7 @@ def cut(
     rest, parts = np.arange(len(lengths)), []
     def cost(trial): # one that holds all that is left comes first
         shape, placed, left = trial
-        tokens = sum(lengths[rest[row]] for rows in placed for row in rows)
-        return bool(left), costs.of(shape) / max(tokens, 1e-9)
+        return bool(left), costs.of(shape) / max(lengths[rest].sum() - lengths[rest[left]].sum(), 1e-9)
     while len(rest):
         shape, placed, left = min(((shape, *fill(shape, lengths[rest])) for shape in shapes), key=cost)
         if len(left) == len(rest):
@@ -189,6 +189,7 @@ def put(self: StaticBatch, store: TokenStore,
     self.device.copy_(self.hosts[self.turn], non_blocking=True)
     if self.events: self.events[self.turn].record()
 
+# %% ../nbs/36_slots.ipynb #8db14e46
 @patch
 def _fill(self: StaticBatch, to, store, placed, weight):
     tokens, offsets, labels, types = _host(store)
@@ -293,7 +294,7 @@ def set_places(self: PlacedPacking, shape: Shape, inputs: dict):
     p.ends, p.longest = None, None
     if self.end_to_end: p.ends, p.longest = F.pad(lengths.cumsum(0), (1, 0)).int(), shape.slots[0][1]
     p.use()
-    if self.native: p.own = [self._native_inputs(n, l, mask) for (n, l), mask in zip(shape.slots, p.masks)]
+    if self.native: p.native = [self._native_inputs(n, l, mask) for (n, l), mask in zip(shape.slots, p.masks)]
     elif self.relative is not None:
         key = p.longest or shape.slots
         if key not in self.known and self.end_to_end: self.known[key] = distances(self.relative, p.longest, lengths.device), None
@@ -338,16 +339,14 @@ def _native_inputs(self: PlacedPacking, rows, l, mask):
     return self.encoder.get_attention_mask(mask), *self.known.get(key, (None, None))
 
 # %% ../nbs/36_slots.ipynb #dec91ce1
-def _kept_positions(encoder, known):
+def _cached_positions(encoder, known, hidden, *given, **named):
     "DeBERTa's distances, made once for each length: that copies a number from host memory, which no capture allows"
-    make = type(encoder).get_rel_pos
-    def get_rel_pos(hidden, *given, **named):
-        if any(v is not None for v in (*given, *named.values())): return make(encoder, hidden, *given, **named)
-        key = hidden.shape[-2], hidden.device
-        if key not in known: known[key] = make(encoder, hidden)
-        return known[key]
-    return get_rel_pos
+    make, key = type(encoder).get_rel_pos, (hidden.shape[-2], hidden.device)
+    if any(v is not None for v in (*given, *named.values())): return make(encoder, hidden, *given, **named)
+    if key not in known: known[key] = make(encoder, hidden)
+    return known[key]
 
+# %% ../nbs/36_slots.ipynb #5bf7d6fa
 class PaddedCall:
     "Calls a model on padded rows in the way of `PlacedPacking`"
     native = end_to_end = False
@@ -365,7 +364,7 @@ class PaddedCall:
 
     @contextmanager
     def switched(self, work=None):
-        for encoder, known in self.encoders: encoder.get_rel_pos = _kept_positions(encoder, known)
+        for encoder, known in self.encoders: encoder.get_rel_pos = partial(_cached_positions, encoder, known)
         try: yield
         finally:
             for encoder, _ in self.encoders: encoder.__dict__.pop('get_rel_pos', None)
@@ -379,7 +378,7 @@ def masked_loss(
     smoothing: torch.Tensor, # label smoothing
     weights: torch.Tensor # [classes], or [1] for all
 ) -> torch.Tensor: # sum over places
-    "The loss of `Engine` with values as tensors; cross-entropy as torch defines it with weights and smoothing"
+    "The loss of `Engine` with its values as tensors"
     if task == 'regression':
         return ((logits.view(labels.shape) - labels) ** 2 * held.view(-1, *[1] * (labels.ndim - 1))).sum()
     if task == 'multilabel':

@@ -27,7 +27,7 @@ from .models import DEMO_MODEL, seeded
 from .packing import Packing
 from .engine import ATTENTIONS
 from .fast import fast_problem
-from .progress import read_progress
+from .progress import Progress, read_progress
 from .config import parse_settings, TrainConfig
 from .build import new_layers
 from .trainer import ROUNDING_ONLY_FIELDS
@@ -45,41 +45,36 @@ class Gain:
     files: tuple[str, ...] # the records
 
     @property
-    def workloads(self) -> tuple[str, ...]: # the first part of a record's name
-        "What it was measured on"
-        return tuple(dict.fromkeys(f.split('-')[0] for f in self.files))
-
+    def workloads(self) -> tuple[str, ...]: return tuple(dict.fromkeys(f.split('-')[0] for f in self.files))
     @property
-    def sure(self) -> bool: return self.low > 1 # faster in each of them
+    def sure(self) -> bool: return self.low > 1 # faster in each record
+    @property
+    def interval(self) -> str: return f'{self.low:.2f} to {self.high:.2f}'
 
     def __repr__(self):
-        where = f'{"in" if self.where == "this run" else "on"} {self.where}'
-        text = f'{self.p50:.2f} ({self.low:.2f} to {self.high:.2f}) {where}'
-        if len(self.files) > 1: text += f', {len(self.files)} records'
-        return text + (f" of {', '.join(self.workloads)}" if len(self.workloads) > 1 else '')
+        records = f', {len(self.files)} records' if len(self.files) > 1 else ''
+        workloads = f" of {', '.join(self.workloads)}" if len(self.workloads) > 1 else ''
+        place = f"{'in' if self.where == 'this run' else 'on'} {self.where}"
+        return f'{self.p50:.2f} ({self.interval}) {place}{records}{workloads}'
 
 # %% ../nbs/75_status.ipynb #d41c7a95
-PARTS = ('products', 'attention', 'native', 'update', 'copy') # kinds of rows of a ledger that time a part of a step
+PARTS = ('products', 'attention', 'native', 'update', 'copy') # kinds of ledger rows that time a part of a step
 OTHER_BASELINE = ('dora', 'derived') # those that are no gain over the step without it
 AGAINST_FP32 = ('bf16', 'tf32', 'all_3090', 'all_5090') # claims whose step without it is one of FP32
 
-# %% ../nbs/75_status.ipynb #ab07618f
 def _16_bit_ledgers(records):
-    "Files of ledgers whose model has 16-bit weights from the start: their plain step is no FP32"
+    "Files of ledgers whose model has 16-bit weights from the start, so that their plain step is not in FP32"
     if 'reason' not in records: return set()
-    held = records.reason.astype(str).str.endswith('in bf16 from the start')
-    return set(records.file[(records.claim == 'bf16') & held])
-
-def _has_other_baseline(row):
-    return row.get('kind') in OTHER_BASELINE or row.get('kind') == 'switch' and row.get('claim') == 'flash_step'
+    from_start = records.reason.astype(str).str.endswith('in bf16 from the start')
+    return set(records.file[(records.claim == 'bf16') & from_start])
 
 # %% ../nbs/75_status.ipynb #8b37ed4c
 def _factor(row):
     "Median and interval of what a record says about the whole step, or None"
-    name = str(row.variant)
-    recorded = row.get('source') == 'recorded' # a copy of another record
-    if name == row.get('baseline') or recorded or _has_other_baseline(row): return None
-    if row.get('kind') in PARTS or 'alone' in name: columns = ('extra_whole_step', 'extra_whole_epoch')
+    name, kind = str(row.variant), row.get('kind')
+    is_copy = name == row.get('baseline') or row.get('source') == 'recorded' # of another record
+    if is_copy or kind in OTHER_BASELINE or kind == 'switch' and row.get('claim') == 'flash_step': return None
+    if kind in PARTS or 'alone' in name: columns = 'extra_whole_step', 'extra_whole_epoch'
     else: columns = ('ratio_before', 'ratio') if in_ladder(name) else ('ratio',)
     factors = ([row.get(f'{c}_{end}', math.nan) for end in ('p50', 'low', 'high')] for c in columns)
     return next((f for f in factors if all(map(math.isfinite, f))), None)
@@ -94,9 +89,8 @@ def gain_of(
     if 'claim' not in records: return None
     rows = records[((records.claim == claim) | (records.variant == claim)) & (records.card == card)]
     if claim in AGAINST_FP32 and len(rows): rows = rows[~rows.file.isin(_16_bit_ledgers(records))]
-    if 'label' in rows: # sorted steps rather than batches of like lengths
-        same = rows[rows.label != 'changes training']
-        rows = same if len(same) else rows
+    # sorted steps rather than batches of similar lengths
+    if 'label' in rows and len(same := rows[rows.label != 'changes training']): rows = same
     factors = [(*factor, row.file) for _, row in rows.iterrows() if (factor := _factor(row))]
     if not factors: return None
     p50, low, high, files = zip(*factors)
@@ -109,10 +103,11 @@ class Reason:
     reason: str # in words
     source: str # 'measured', 'record', 'arithmetic', 'rule', 'default' or 'asked for'
 
-def _html(head, rows):
-    cells = lambda kind, row: ''.join(f'<{kind} style="text-align:left">{escape(str(c))}</{kind}>' for c in row)
-    lines = ''.join(f'<tr>{cells("td", r)}</tr>' for r in rows)
-    return f"<table><tr>{cells('th', head)}</tr>{lines}</table>"
+def left_table(head, rows):
+    "An HTML table whose cells are aligned to the left; all text is escaped"
+    cells = lambda tag, row: ''.join(f'<{tag} style="text-align:left">{escape(str(c))}</{tag}>' for c in row)
+    line = lambda tag, row: f'<tr>{cells(tag, row)}</tr>'
+    return f"<table>{line('th', head)}{''.join(line('td', row) for row in rows)}</table>"
 
 # %% ../nbs/75_status.ipynb #f4556535
 class Preset(TrainConfig):
@@ -136,7 +131,8 @@ class Preset(TrainConfig):
         lines = (f'  {k:15} {str(v):10} [{source}] {why}' for k, v, source, why in self._rows())
         return '\n'.join([f'TrainConfig for {self.card or "this machine"}', *lines])
     def _repr_html_(self):
-        return f'<p>TrainConfig for {escape(self.card)}</p>' + _html(('field', 'value', 'from', 'why'), self._rows())
+        table = left_table(('field', 'value', 'from', 'why'), self._rows())
+        return f'<p>TrainConfig for {escape(self.card)}</p>{table}'
 
 # %% ../nbs/75_status.ipynb #82880315
 def as_preset(
@@ -149,53 +145,51 @@ def as_preset(
     preset.__dict__.update(_reasons=reasons, _card=card) # a configuration is frozen
     return preset
 
-# %% ../nbs/75_status.ipynb #50e2a09e
-def _gain_words(gain):
-    return f'{gain.p50:.2f} times the step without it ({gain.low:.2f} to {gain.high:.2f}; {", ".join(gain.files)})'
-
 # %% ../nbs/75_status.ipynb #16a0457f
+def _gain_words(gain):
+    return f'{gain.p50:.2f} times the step without it ({gain.interval}; {", ".join(gain.files)})'
+
 def _format_reason(hw, precision, gain):
     "Why the products have their format"
     choice = precision.compute
     if choice.value == 'bf16' and gain: return Reason(f'{_gain_words(gain)}; {choice.reason}', 'record')
     peaks = (hw.gpu.peak or {}) if hw.gpu else {}
-    best, plain = peaks.get(choice.value), peaks.get('fp32')
-    if not (best and plain and best > plain): return Reason(choice.reason, 'rule')
+    best, plain = peaks.get(choice.value, 0), peaks.get('fp32')
+    if not plain or best <= plain: return Reason(choice.reason, 'rule')
     return Reason(f'products at most {best / plain:.1f} times as fast as in FP32 ({si(best, "FLOP/s")} of '
                   f'{si(plain, "FLOP/s")} in the table); {choice.reason}', 'arithmetic')
 
-# %% ../nbs/75_status.ipynb #77cf419d
+# %% ../nbs/75_status.ipynb #38dbc708
 def _tf32_reason(card, precision):
-    if card == 'auto' or isinstance(card, Hardware): return Reason(precision.tf32.reason, 'rule')
-    return Reason(f'{precision.tf32.reason}; tf32=None leaves it to the machine that the training runs on', 'rule')
+    elsewhere = '; tf32=None leaves it to the machine that the training runs on'
+    return Reason(precision.tf32.reason + ('' if card == 'auto' or isinstance(card, Hardware) else elsewhere), 'rule')
 
 # %% ../nbs/75_status.ipynb #dec721ae
 def _fused(hw, gain):
     "Whether AdamW runs in one kernel, and why"
     if gain: return gain.p50 >= 1, Reason(_gain_words(gain), 'record')
-    if hw.device != 'cuda' or not hw.gpu.bandwidth:
-        return True, Reason('one kernel instead of several; nothing was measured here', 'default')
-    time = f'{28e9 / hw.gpu.bandwidth * 1000:.0f} ms for a billion weights at {si(hw.gpu.bandwidth, "B/s")}'
-    return True, Reason(f'one pass over 28 bytes a weight, {time}; separate kernels pass over them several times',
-                        'arithmetic')
+    rate = hw.gpu.bandwidth if hw.device == 'cuda' else None
+    if not rate: return True, Reason('one kernel instead of several; nothing was measured here', 'default')
+    return True, Reason(f'one pass over 28 bytes a weight, {28e12 / rate:.0f} ms for a billion weights at '
+                        f'{si(rate, "B/s")}; separate kernels pass over them several times', 'arithmetic')
 
 # %% ../nbs/75_status.ipynb #b20eda44
 def _compiled(hw, gain):
     "The mode of torch.compile, and why"
     if hw.device != 'cuda': return None, Reason('no GPU: nothing was measured here', 'default')
-    if gain and gain.sure: return 'default', Reason(_gain_words(gain), 'record')
-    if gain: return None, Reason(f'no sure gain: {_gain_words(gain)}', 'record')
+    if gain: return ('default', Reason(_gain_words(gain), 'record')) if gain.sure else (
+        None, Reason(f'no sure gain: {_gain_words(gain)}', 'record'))
     return None, Reason('no record of this card: building takes seconds to minutes, and only a measurement tells '
                         'whether they come back (optkit bench)', 'default')
 
-# %% ../nbs/75_status.ipynb #6dd0067b
+# %% ../nbs/75_status.ipynb #9a36d747
 def _layout(sorted_gain, packed_gain):
     "The layout of a step, and why"
     if packed_gain and packed_gain.sure: return 'packed', Reason(_gain_words(packed_gain), 'record')
     why = 'pads each micro-batch to its longest row, and the whole step is one where it fits'
     if not sorted_gain: return 'sorted', Reason(why, 'default')
-    measured = f'more micro-batches to pad less were measured at {_gain_words(sorted_gain)}'
-    return 'sorted', Reason(f'{why}; {measured}', 'record')
+    return 'sorted', Reason(
+        f'{why}; more micro-batches to pad less were measured at {_gain_words(sorted_gain)}', 'record')
 
 # %% ../nbs/75_status.ipynb #4b53309f
 def _built_model(model, frozen=None): # frozen: format of a configuration's weights; None: FP32, as of `load_model`
@@ -209,69 +203,64 @@ def _built_model(model, frozen=None): # frozen: format of a configuration's weig
         raise InputError(f'{type(model).__name__} describes no sequence classifier ({why}); leave model out') from None
     return built.to(frozen or torch.float32)
 
-# %% ../nbs/75_status.ipynb #42dc8856
-def _ins_and_outs(layer):
-    return (layer.nx, layer.nf) if hasattr(layer, 'nf') else (layer.in_features, layer.out_features)
-
 # %% ../nbs/75_status.ipynb #f73c6a17
 def _adapted(model, config): # [(in, out)] of linear layers below the adapter; weights of the layers that train whole
     "What an adapter would stand on, by `new_layers` and the targets, as peft finds them"
-    whole, words = tuple(f'{n}.' for n in new_layers(model)), model.get_output_embeddings()
-    targets = config.adapter_targets
+    whole, targets = tuple(f'{n}.' for n in new_layers(model)), config.adapter_targets
     ends = tuple(f'.{t}' for t in ([targets] if isinstance(targets, str) else targets))
-    trains_whole = lambda name: bool(whole) and f'{name}.'.startswith(whole)
+    trains_whole = lambda name: f'{name}.'.startswith(whole) # of no layers: never
     is_target = lambda name: targets == 'all-linear' or f'.{name}'.endswith(ends)
-    linear = [m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) or type(m).__name__ == 'Conv1D'
-              if m is not words and not trains_whole(n) and is_target(n)]
-    return [_ins_and_outs(m) for m in linear], sum(p.numel() for n, p in model.named_parameters() if trains_whole(n))
+    widths = lambda m: (m.in_features, m.out_features) if isinstance(m, torch.nn.Linear) else (m.nx, m.nf) # of GPT-2
+    linear = [widths(m) for n, m in model.named_modules()
+              if isinstance(m, torch.nn.Linear) or type(m).__name__ == 'Conv1D'
+              if m is not model.get_output_embeddings() and not trains_whole(n) and is_target(n)]
+    return linear, sum(p.numel() for n, p in model.named_parameters() if trains_whole(n))
 
 # %% ../nbs/75_status.ipynb #062bc87e
 def _under_adapter(model, config, layers): # bytes of a layer's inputs and outputs that an adapter keeps for each token
     "What an adapter adds to the shape of a model: one that the model has, or one that the configuration names"
     if hasattr(model, 'peft_config'):
         adapted = [m for m in model.modules() if hasattr(m, 'lora_A')]
-        return dict(inputs=2 * sum(m.in_features for m in adapted) / layers,
-                    outputs=4 * sum(m.out_features for m in adapted if any(m.use_dora.values())) / layers)
-    if not config.adapter: return {}
-    linear, trained = _adapted(model, config)
-    dora = config.adapter == 'dora'
-    trained += sum(config.adapter_rank * (i + o) + (o if dora else 0) for i, o in linear)
-    return dict(trained=trained, trains=4 * trained, inputs=2 * sum(i for i, _ in linear) / layers,
-                outputs=4 * sum(o for _, o in linear) / layers if dora else 0)
+        ins, outs = [m.in_features for m in adapted], [m.out_features for m in adapted if any(m.use_dora.values())]
+        trained = {}
+    elif config.adapter:
+        (linear, whole), dora = _adapted(model, config), config.adapter == 'dora'
+        ins, outs = [i for i, _ in linear], [o for _, o in linear] if dora else []
+        n = whole + sum(config.adapter_rank * (i + o) for i, o in linear) + sum(outs)
+        trained = dict(trained=n, trains=4 * n)
+    else: return {}
+    return dict(inputs=2 * sum(ins) / layers, outputs=4 * sum(outs) / layers, **trained)
 
-# %% ../nbs/75_status.ipynb #0e0888bd
+# %% ../nbs/75_status.ipynb #fbedf2c9
 def _weight_bytes(model, half): # half: in bf16 as `TrainConfig.weights` has it
-    "Weights: how many, how many train, their bytes, and those of copies in 16 bits; what is looked up is not copied"
-    weights, most = [*model.parameters()], 2 if half else 4
+    "Weights: how many, how many train, their bytes, and those of copies in 16 bits (embeddings are not copied)"
+    weights = [*model.parameters()]
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    held = {id(p): p.numel() * min(p.element_size(), most) for p in weights}
     trained = [p for p in weights if p.requires_grad]
     copied = [] if half else [p for p in weights if p.dtype == torch.float32 and id(p) not in looked_up]
     count = lambda parameters: sum(p.numel() for p in parameters)
-    return dict(weights=count(weights), trained=count(trained), held=sum(held.values()),
-                trains=sum(held[id(p)] for p in trained), cast=2 * count(copied))
+    held = lambda parameters: sum(p.numel() * min(p.element_size(), 2 if half else 4) for p in parameters)
+    return dict(weights=count(weights), trained=count(trained), held=held(weights), trains=held(trained),
+                cast=2 * count(copied))
 
 # %% ../nbs/75_status.ipynb #da736b8f
 def _widths(model):
     "Layers, hidden size, heads and inner size of a model, by the names that configurations use. Raises `InputError`."
     config = model.config.get_text_config()
     first = lambda *names: next((int(v) for n in names if (v := getattr(config, n, None)) is not None), None)
-    layers, hidden = first('num_hidden_layers', 'n_layer'), first('hidden_size', 'n_embd')
-    heads = first('num_attention_heads', 'n_head')
-    if not (layers and hidden and heads):
+    widths = dict(layers=first('num_hidden_layers', 'n_layer'), hidden=first('hidden_size', 'n_embd'),
+                  heads=first('num_attention_heads', 'n_head'))
+    if not all(widths.values()):
         raise InputError(f'{type(model).__name__} does not say its layers, hidden size and heads; leave model out')
-    return dict(layers=layers, hidden=hidden, heads=heads,
-                inner=first('intermediate_size', 'n_inner', 'hidden_dim') or 4 * hidden)
+    return dict(**widths, inner=first('intermediate_size', 'n_inner', 'hidden_dim') or 4 * widths['hidden'])
 
 # %% ../nbs/75_status.ipynb #0ddb6792
 def _layer_traits(model, widths, attention):
     "What a layer keeps for the backward pass beyond its widths"
-    text, hidden, inner = model.config.get_text_config(), widths['hidden'], widths['inner']
-    modules = [*model.named_modules()]
-    norms = [m for _, m in modules
-             if hasattr(m, 'weight') and 'RMSNorm' in type(m).__name__ and m.weight.numel() == hidden]
-    return dict(norms=len(norms) // widths['layers'],
-                gated=any(n.endswith('gate_proj') or getattr(m, 'out_features', 0) == 2 * inner for n, m in modules),
+    text, double, modules = model.config.get_text_config(), 2 * widths['inner'], [*model.named_modules()]
+    norms = [m.weight for _, m in modules if hasattr(m, 'weight') and 'RMSNorm' in type(m).__name__]
+    return dict(norms=sum(w.numel() == widths['hidden'] for w in norms) // widths['layers'],
+                gated=any(n.endswith('gate_proj') or getattr(m, 'out_features', 0) == double for n, m in modules),
                 vocabulary=text.vocab_size if model.get_output_embeddings() is not None else 0,
                 pair=13 if text.model_type.startswith('deberta') else 5,
                 keeps_matrix=(attention or getattr(model.config, '_attn_implementation', None)) == 'eager')
@@ -281,8 +270,7 @@ def model_shape(
     model, # of transformers, or its configuration: the sequence classifier is counted then
     config: TrainConfig | None = None # its adapter, formats and attention count; None: the defaults
 ) -> dict: # weights, layers, hidden, heads, ... see `memory_estimate`
-    """What the memory of a training depends on. A model counts as it is; one from a configuration is in FP32, below an
-    adapter in 16 bits."""
+    "What the memory of a training depends on; a model from a configuration is in FP32, below an adapter in 16 bits"
     config, dtype = config or TrainConfig(), getattr(model, 'dtype', None)
     in_16_bits = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
     model = _built_model(model, in_16_bits if config.adapter and config.precision != 'fp32' else None)
@@ -297,10 +285,9 @@ SPARE = 1.2 # what activations were measured to take over their count: pieces be
 def _token_bytes(shape, max_length, keeps_matrix):
     "Bytes of a token that a layer keeps for the backward pass, in 16 bits"
     hidden, inner = shape['hidden'], shape['inner']
-    if shape['gated']: kept = 4 * max(2, shape['norms']) * hidden + 8 * hidden + 6 * inner
-    else: kept = 12 * hidden + 2 * inner
+    between = (4 * max(2, shape['norms']) + 8) * hidden + 6 * inner if shape['gated'] else 12 * hidden + 2 * inner
     matrix = shape['pair'] * shape['heads'] * max_length if keeps_matrix else 0
-    return kept + shape.get('inputs', 6 * hidden + 2 * inner) + shape['outputs'] + matrix
+    return between + shape.get('inputs', 6 * hidden + 2 * inner) + shape['outputs'] + matrix
 
 # %% ../nbs/75_status.ipynb #5996b4d5
 def memory_estimate(
@@ -314,9 +301,8 @@ def memory_estimate(
 ) -> dict[str, float]: # bytes: weights, training (gradients, AdamW's moments, the start to go back to), activations
     "What a training step takes, by count: an estimate. `optkit.engine.plan_batch` measures."
     config, n, hidden = config or TrainConfig(), shape['weights'], shape['hidden']
-    in_fp32 = dict(held=4 * n, trains=4 * n, trained=n, cast=2 * n)
-    plain = dict(inner=4 * hidden, norms=0, gated=False, vocabulary=0, pair=5, outputs=0, keeps_matrix=True)
-    s = in_fp32 | plain | shape
+    s = dict(held=4 * n, trains=4 * n, trained=n, cast=2 * n, # in FP32
+             inner=4 * hidden, norms=0, gated=False, vocabulary=0, pair=5, outputs=0, keeps_matrix=True) | shape
     token = _token_bytes(s, max_length, s['keeps_matrix'] if keeps_matrix is None else keeps_matrix)
     whole = s['layers'] * token if checkpointing != 'full' else token + s['layers'] * 2 * hidden
     moments = 2 * s['trained'] if config.optimizer == 'adamw_8bit' else 2 * s['trains']
@@ -338,19 +324,12 @@ def rows_that_fit(
     one = memory_estimate(shape, 1, max_length, bytes_each, keeps_matrix, **options)
     return max(0, int((share * total_bytes - one['weights'] - one['training']) / one['activations']))
 
-# %% ../nbs/75_status.ipynb #5b18de83
+# %% ../nbs/75_status.ipynb #18229d3e
 _NO_ESTIMATE = ((None, 'off'), Reason('the whole step at once; one that does not fit is done again in smaller pieces '
                                       '(optkit.engine.plan_batch measures the largest)', 'default'),
                 Reason('computes nothing twice', 'default'))
 
-# %% ../nbs/75_status.ipynb #4cbe12dd
-def _estimate_words(parts, shape, rows, max_length, total, fitting):
-    "An estimate beside the card's memory"
-    return (f'an estimate: {rows} rows of {max_length} tokens take about {size(sum(parts.values()))} of {size(total)}: '
-            f'{size(parts["weights"])} for {shape["weights"] / 1e6:.0f}M weights, {size(parts["training"])} to train '
-            f'{shape["trained"] / 1e6:.0f}M, {size(parts["activations"])} of activations; about {fitting} rows fit')
-
-# %% ../nbs/75_status.ipynb #18229d3e
+# %% ../nbs/75_status.ipynb #387951fb
 def _rows_at_once(hw, model, max_length, changes, compute):
     "Rows at once and gradient checkpointing, by an estimate. Raises `InputError` for what does not fit."
     if model is None or hw.device != 'cuda' or not hw.gpu.total_bytes: return _NO_ESTIMATE
@@ -362,7 +341,9 @@ def _rows_at_once(hw, model, max_length, changes, compute):
     mode = next((m for m in modes if fits[m] >= (config.physical_batch or 1)), modes[-1])
     rows = min(effective, config.physical_batch or max(1, fits[mode]))
     parts = memory_estimate(shape, rows, checkpointing=mode, **options)
-    why = _estimate_words(parts, shape, rows, max_length, total, fits[mode])
+    why = (f'an estimate: {rows} rows of {max_length} tokens take about {size(sum(parts.values()))} of {size(total)}: '
+           f'{size(parts["weights"])} for {shape["weights"] / 1e6:.0f}M weights, {size(parts["training"])} to train '
+           f'{shape["trained"] / 1e6:.0f}M, {size(parts["activations"])} of activations; about {fits[mode]} rows fit')
     if config.adapter and compute != 'fp32' and not hasattr(model, 'parameters'):
         why += '; frozen weights in 16 bits, so load the model in them'
     if sum(parts.values()) > total or not fits[mode]: # beside the tenth that `rows_that_fit` leaves free
@@ -370,8 +351,8 @@ def _rows_at_once(hw, model, max_length, changes, compute):
         raise InputError(f'{hw.gpu.name}: this does not fit ({why}); take fewer or shorter rows{more}')
     twice = 'checkpointing computes the forward pass twice, 8 instead of 6 FLOPs a weight and token'
     if mode != 'off': twice += ', and keeps activations of one layer at a time'
-    rows = None if fits[mode] >= effective else rows
-    return (rows, mode), Reason(why, 'arithmetic'), Reason(f'{why}; {twice}', 'arithmetic')
+    return ((None if fits[mode] >= effective else rows, mode), Reason(why, 'arithmetic'),
+            Reason(f'{why}; {twice}', 'arithmetic'))
 
 # %% ../nbs/75_status.ipynb #ea3d74fe
 def _machine(name):
@@ -398,19 +379,19 @@ def preset_of(
     gain = lambda claim: gain_of(records, claim, name)
     precision = choose_precision(hw, prefer=changes.get('precision'), tf32=changes.get('tf32'))
     compute = precision.compute.value
-    (rows, checkpointing), rows_reason, checkpointing_reason = _rows_at_once(hw, model, max_length, changes, compute)
+    sizes, *reasons = _rows_at_once(hw, model, max_length, changes, compute)
     choices = dict(precision=(compute, _format_reason(hw, precision, gain('bf16'))),
                    tf32=(precision.tf32.value, _tf32_reason(card, precision)),
                    fused=_fused(hw, gain('fused_adamw_step')), compile=_compiled(hw, gain('compile')),
                    layout=_layout(gain('length_bucketing'), gain('sequence_packing')),
-                   physical_batch=(rows, rows_reason), checkpointing=(checkpointing, checkpointing_reason),
+                   **dict(zip(('physical_batch', 'checkpointing'), zip(sizes, reasons))),
                    read_every=(20, Reason('one wait for the device in 20 steps', 'default')))
     preset = as_preset({k: v for k, (v, _) in choices.items()}, {k: r for k, (_, r) in choices.items()}, name)
     return preset.replace(**changes) if changes else preset
 
 # %% ../nbs/75_status.ipynb #d312435d
 @patch(cls_method=True)
-def preset(cls: TrainConfig, card='auto', **kwargs): # see `preset_of`
+def preset(cls: TrainConfig, card: str | Hardware = 'auto', **kwargs) -> Preset: # see `preset_of`
     "A configuration for a card by name ('rtx3090', ...) or for this machine ('auto'), with a reason for each value"
     return preset_of(card, **kwargs)
 
@@ -426,7 +407,7 @@ class ConfigDiff:
     def __repr__(self):
         return '\n'.join(f'{k:18} {a!s:12} -> {b!s:12} {words}' for k, a, b, words in self._lines()) or 'the same'
     def _repr_html_(self):
-        return _html(('field', 'first', 'second', ''), self._lines()) if self.rows else '<p>the same</p>'
+        return left_table(('field', 'first', 'second', ''), self._lines()) if self.rows else '<p>the same</p>'
 
 # %% ../nbs/75_status.ipynb #c5ce167c
 @patch
@@ -448,13 +429,13 @@ def diff(
 # %% ../nbs/75_status.ipynb #00006e97
 @dataclass(frozen=True)
 class Facts:
-    "What judges look at"
+    "What judges and checks look at"
     config: TrainConfig
     hw: Hardware
     run: dict # contents of a run folder's files by name, as far as they are there
     convolutions: int = 0 # layers of the model
     loaded: str | None = None # attention that the model was loaded with; None: no model given
-    attentions: tuple[str, ...] | None = None # that the model has; None: nobody knows
+    attentions: tuple[str, ...] | None = None # that the model has; None: unknown
     packing: str = '' # why the model cannot be packed
 
     @property
@@ -462,7 +443,16 @@ class Facts:
     @property
     def precision(self): return choose_precision(self.hw, prefer=self.config.precision, tf32=self.config.tf32)
     @property
-    def study(self) -> dict | None: return self.run.get('study') or self.run.get('study_so_far')
+    def progress(self) -> Progress | None: return self.run.get('progress')
+    @property
+    def study(self) -> dict: return self.run.get('study') or self.run.get('study_so_far') or {}
+
+    def part(self, name, *inner) -> dict:
+        "A file of the run, or what lies in it; empty where it is missing"
+        value = self.run.get(name)
+        for key in inner: value = (value or {}).get(key)
+        return value or {}
+
     def decided(self, what) -> dict | None:
         return next((d for d in self.run.get('decisions') or [] if d.get('what') == what), None)
 
@@ -477,18 +467,24 @@ class Optimization:
     fix: str = '' # name=value that turns it on
     label: str = 'exact' # 'exact', 'rounding' or 'changes training'
     rung: str = '' # row of a ladder that shows the switch itself, looked up first
+    gpu: bool = False # needs a GPU
 
     @property
     def ids(self) -> tuple[str, ...]: return (*([self.rung] if self.rung else []), *self.claims)
 
+    def state(self, facts: Facts) -> tuple[str, str]: # 'on', 'off', 'n/a' or 'unknown', and why
+        if self.gpu and not facts.cuda: return 'n/a', f'no CUDA device here (this is {facts.hw.device})'
+        return self.judge(facts)
+
 # %% ../nbs/75_status.ipynb #b7c052b3
 CATEGORIES = ('GPU compute', 'Training loop', 'Memory', 'Data', 'Search')
+NEVER = 'changes training, so never by itself'
 
-def _switch(on, yes, no): return ('on', yes) if on else ('off', no)
-def _needs_gpu(facts, judge):
-    return judge() if facts.cuda else ('n/a', f'no CUDA device here (this is {facts.hw.device})')
+def _switch(on, yes='asked for', no=NEVER): return ('on', yes) if on else ('off', no)
 
 # %% ../nbs/75_status.ipynb #e256889c
+def _capability(f): return tuple(f.hw.gpu.capability or (0, 0))
+
 def _bf16(f):
     choice, best = f.precision.compute, choose_precision(f.hw).compute
     if choice.value in ('bf16', 'fp16'): return 'on', choice.reason
@@ -496,41 +492,36 @@ def _bf16(f):
     return 'off', f'products in FP32 were asked for; by itself it would be {best.value}'
 
 def _tf32(f):
-    able = choose_precision(f.hw).tf32
-    if not able.value: return 'n/a', able.reason
-    return _switch(f.precision.tf32.value, f.precision.tf32.reason, 'turned off')
+    able, choice = choose_precision(f.hw).tf32, f.precision.tf32
+    return _switch(choice.value, choice.reason, 'turned off') if able.value else ('n/a', able.reason)
 
-# %% ../nbs/75_status.ipynb #5a0dc00c
+# %% ../nbs/75_status.ipynb #d6fe1988
 def _cudnn(f):
     choice = choose_cudnn_benchmark(f.convolutions)
-    if f.config.cudnn_benchmark is not None: return _switch(f.config.cudnn_benchmark, 'asked for', 'turned off')
-    return ('on', choice.reason) if choice.value else ('n/a', choice.reason)
+    if f.config.cudnn_benchmark is not None: return _switch(f.config.cudnn_benchmark, no='turned off')
+    return 'on' if choice.value else 'n/a', choice.reason
 
 def _fp8(f):
-    def judge():
-        if not f.hw.gpu.capability or f.hw.gpu.capability < (8, 9):
-            return 'n/a', f'{f.hw.gpu.name}: no FP8 products below capability 8.9'
-        return _switch(f.config.fp8, 'asked for', 'changes training, so never by itself')
-    return _needs_gpu(f, judge)
-
-# %% ../nbs/75_status.ipynb #01051f70
-def _only(f): return f'the model has {", ".join(f.attentions)} only'
+    if _capability(f) < (8, 9): return 'n/a', f'{f.hw.gpu.name}: no FP8 products below capability 8.9'
+    return _switch(f.config.fp8)
 
 # %% ../nbs/75_status.ipynb #945ff852
-def _ran_attention(f, ran):
-    "The state of fused attention by what ran in a step of the run"
-    value, reason = ran['value'], ran['reason']
-    if value == 'math': # asking for it again changes nothing
-        return 'n/a', f"the model calls torch's attention, which took no fused kernel for a step of this run: {reason}"
-    if value != "the model's own": return 'on', f'{value} ran in a step of this run'
-    if f.attentions and 'sdpa' not in f.attentions: return 'n/a', _only(f)
-    return 'off', f'{value} ran in a step of this run: {reason}'
+def _lacks(f, attention): # '': it has it, or that is unknown
+    "Why the model cannot take an attention"
+    has = not f.attentions or attention in f.attentions
+    return '' if has else f'the model has {", ".join(f.attentions)} only'
 
-# %% ../nbs/75_status.ipynb #b52a0cf5
+# %% ../nbs/75_status.ipynb #f8854eba
 def _attention(f):
-    if ran := f.decided('attention'): return _ran_attention(f, ran)
-    if f.attentions and 'sdpa' not in f.attentions: return 'n/a', _only(f)
-    chosen, loaded = f.config.attention, f.loaded
+    "The state of fused attention: by what ran in a step of the run, else by what was asked for"
+    ran, chosen, loaded, lacks = f.decided('attention'), f.config.attention, f.loaded, _lacks(f, 'sdpa')
+    value = ran and ran['value']
+    if value == 'math': # asking for it again changes nothing
+        return 'n/a', ("the model calls torch's attention, which took no fused kernel for a step of this run: "
+                       + ran['reason'])
+    if ran and value != "the model's own": return 'on', f'{value} ran in a step of this run'
+    if lacks: return 'n/a', lacks
+    if ran: return 'off', f"{value} ran in a step of this run: {ran['reason']}"
     if (chosen or loaded) == 'eager':
         return 'off', 'the plain attention was asked for' if chosen else 'the model was loaded with the plain attention'
     if chosen: return 'on', f'{chosen} was asked for'
@@ -539,15 +530,12 @@ def _attention(f):
 
 # %% ../nbs/75_status.ipynb #85eae0f0
 def _flash(f):
-    def judge():
-        if not f.hw.gpu.capability or f.hw.gpu.capability < (8, 0): return 'n/a', 'the package needs capability 8.0'
-        if why := import_problem('flash_attn'):
-            return 'n/a', f'flash_attn cannot be imported ({why}); torch brings a flash kernel of its own'
-        if f.precision.compute.value == 'fp32': return 'n/a', 'the package computes in 16 bits, not in FP32'
-        if f.attentions and 'flash_attention_2' not in f.attentions: return 'n/a', _only(f)
-        no = 'not asked for; torch brings a flash kernel of its own'
-        return _switch(str(f.config.attention).startswith('flash'), 'asked for', no)
-    return _needs_gpu(f, judge)
+    bundled = 'torch brings a flash kernel of its own'
+    if _capability(f) < (8, 0): return 'n/a', 'the package needs capability 8.0'
+    if why := import_problem('flash_attn'): return 'n/a', f'flash_attn cannot be imported ({why}); {bundled}'
+    if f.precision.compute.value == 'fp32': return 'n/a', 'the package computes in 16 bits, not in FP32'
+    if lacks := _lacks(f, 'flash_attention_2'): return 'n/a', lacks
+    return _switch(str(f.config.attention).startswith('flash'), no=f'not asked for; {bundled}')
 
 # %% ../nbs/75_status.ipynb #fe351f46
 def _compile(f):
@@ -556,62 +544,56 @@ def _compile(f):
     if not f.cuda: return 'n/a', 'the fast engine compiles on a GPU only'
     return 'on', 'the fast engine compiles each layer'
 
-# %% ../nbs/75_status.ipynb #c5b46c94
 def _graphs(f):
     c, scaled = f.config, bool(f.precision.scaler.value)
     formats = {torch.bfloat16 if c.weights == 'bf16' else torch.float32}
-    problem = fast_problem(c.optimizer, scaled, False, c.checkpointing, False, formats)
-    if f.cuda and problem: return 'n/a', f'the fast engine cannot serve: {problem}'
+    if problem := fast_problem(c.optimizer, scaled, False, c.checkpointing, False, formats):
+        return 'n/a', f'the fast engine cannot serve: {problem}'
     no = 'each kernel is launched by Python; the fast engine captures them (a ladder sets it against torch.compile)'
-    return _needs_gpu(f, lambda: _switch(f.config.fast, 'the fast engine captures each shape', no))
+    return _switch(c.fast, 'the fast engine captures each shape', no)
 
 # %% ../nbs/75_status.ipynb #975a6434
 def _whole_batch(f):
-    c, plan = f.config, f.run.get('batch') or {}
-    rows = c.physical_batch or c.effective_batch
-    if rows >= c.effective_batch:
-        where = '' if c.physical_batch else ', made smaller only where it does not fit'
-        return 'on', f'the whole step of {c.effective_batch} rows at once{where}'
-    if plan.get('physical') and plan['physical'] < c.effective_batch:
-        return 'n/a', f"{plan['physical']} rows at once were measured to fit, a step has {c.effective_batch}"
-    pieces = -(-c.effective_batch // rows)
-    return 'off', f'{rows} rows at once, {pieces} micro-batches a step of {c.effective_batch} rows'
+    c, measured = f.config, f.part('batch').get('physical') or math.inf
+    effective, rows = c.effective_batch, c.physical_batch or c.effective_batch
+    if rows >= effective:
+        smaller = '' if c.physical_batch else ', made smaller only where it does not fit'
+        return 'on', f'the whole step of {effective} rows at once{smaller}'
+    if measured < effective: return 'n/a', f'{measured} rows at once were measured to fit, a step has {effective}'
+    return 'off', f'{rows} rows at once, {-(-effective // rows)} micro-batches a step of {effective} rows'
 
-# %% ../nbs/75_status.ipynb #b0ef5223
+# %% ../nbs/75_status.ipynb #0ba8fda2
 def _checkpointing(f):
     mode = f.config.checkpointing
     return _switch(mode == 'off', 'activations are kept', f'{mode}: the forward pass is computed again')
 
-def _adamw_8bit(f):
-    no = 'changes training, so never by itself'
-    return _needs_gpu(f, lambda: _switch(f.config.optimizer == 'adamw_8bit', 'asked for', no))
-
-def _adapter(f):
-    no = 'all weights are trained; changes training, so never by itself'
-    return _switch(f.config.adapter, str(f.config.adapter), no)
+def _adapter(f): return _switch(f.config.adapter, str(f.config.adapter), f'all weights are trained; {NEVER}')
 
 # %% ../nbs/75_status.ipynb #d2463d38
-def _loader(f, field, yes, no, is_on=bool):
-    "A switch of the loader, which there is only where the tokens stay in host memory"
-    if not f.cuda: return 'n/a', 'no copy to a GPU here'
-    if f.config.workers is None and not f.decided('workers') and not f.decided('training, workers'):
-        return 'n/a', 'the tokens lie on the GPU, so there is no loader (a run says so if they do not fit)'
-    return _switch(is_on(getattr(f.config, field)), yes, no)
+def _field(name, yes, no, is_on=bool): # judge of a field alone
+    return lambda f: _switch(is_on(getattr(f.config, name)), yes.format(f.config), no)
+
+def _loader(*switch): # judge of a field of the loader, which is used only where the tokens stay in host memory
+    def judge(f):
+        if not f.cuda: return 'n/a', 'no copy to a GPU here'
+        if f.config.workers is None and not f.decided('workers') and not f.decided('training, workers'):
+            return 'n/a', 'the tokens lie on the GPU, so there is no loader (a run says so if they do not fit)'
+        return _field(*switch)(f)
+    return judge
 
 # %% ../nbs/75_status.ipynb #366b1e83
 def _sorted(f):
     c = f.config
     if c.layout == 'packed': return 'on', 'packed: no padding at all'
-    if c.layout != 'sorted': return 'off', f'layout {c.layout}'
-    whole = (c.physical_batch or c.effective_batch) >= c.effective_batch
-    note = ('; one micro-batch a step, as here, pads nothing less (the figure of a ladder is of steps cut in two)'
-            if whole else '')
-    return 'on', f'rows of a step lie in order of length{note}'
+    cut = c.physical_batch and c.physical_batch < c.effective_batch
+    note = '' if cut else ('; one micro-batch a step, as here, pads nothing less '
+                           '(the figure of a ladder is of steps cut in two)')
+    return _switch(c.layout == 'sorted', f'rows of a step lie in order of length{note}', f'layout {c.layout}')
 
-# %% ../nbs/75_status.ipynb #f8b06a89
 def _packing(f):
-    if f.packing and f.config.layout != 'packed': return 'n/a', f.packing
-    return _switch(f.config.layout == 'packed', 'no padding', f'layout {f.config.layout}')
+    layout = f.config.layout
+    return ('n/a', f.packing) if f.packing and layout != 'packed' else _switch(
+        layout == 'packed', 'no padding', f'layout {layout}')
 
 # %% ../nbs/75_status.ipynb #49da6103
 def _strategy(f):
@@ -624,67 +606,57 @@ def _strategy(f):
 def _one_engine(f):
     return ('on', 'built once and reset for each fold and trial') if f.study else ('n/a', 'no study here')
 
-# %% ../nbs/75_status.ipynb #3601afee
-def _eval_on_device(f):
-    return _needs_gpu(f, lambda: _switch(f.config.eval_on_device, 'one transfer a pass', 'a transfer a batch'))
-
 def _read_every(f):
-    steps = f.config.read_every
-    return _switch(steps > 1, f'one wait in {steps} steps', 'a wait for the device in each step')
-
-# %% ../nbs/75_status.ipynb #16060288
-_field = lambda name, yes, no: lambda f: _switch(getattr(f.config, name), yes, no)
-_of_loader = lambda *args: lambda f: _loader(f, *args)
+    n = f.config.read_every
+    return _switch(n > 1, f'one wait in {n} steps', 'a wait for the device in each step')
 
 # %% ../nbs/75_status.ipynb #faecdcff
 _COMPUTE = (
     ('BF16 or FP16 products', ('bf16',), _bf16, 'precision=none', 'rounding'),
     ('TF32', ('tf32_on_bf16', 'tf32'), _tf32, 'tf32=none', 'rounding'),
     ('fused attention (SDPA)', ('sdpa_step', 'sdpa'), _attention, 'attention=sdpa', 'rounding'),
-    ('flash attention package', ('flash_step', 'flash_attention'), _flash, 'attention=flash_attention_2', 'rounding'),
+    ('flash attention package', ('flash_step', 'flash_attention'), _flash, 'attention=flash_attention_2', 'rounding',
+     '', True),
     ('torch.compile', ('compile',), _compile, 'compile=default', 'rounding'),
-    ('CUDA graphs', ('cuda_graphs',), _graphs, 'fast=true', 'rounding', '+ fast engine: layers, graphs'),
-    ('FP8 products', (), _fp8, 'fp8=true', 'changes training'),
+    ('CUDA graphs', ('cuda_graphs',), _graphs, 'fast=true', 'rounding', '+ fast engine: layers, graphs', True),
+    ('FP8 products', (), _fp8, 'fp8=true', 'changes training', '', True),
     ('cuDNN benchmark', ('cudnn_benchmark',), _cudnn, 'cudnn_benchmark=true'),
     ('channels last', ('channels_last',), lambda f: ('n/a', CHANNELS_LAST.reason)))
 
 # %% ../nbs/75_status.ipynb #9f915e65
-_fused_adamw = _field('fused', 'one kernel', 'several kernels')
-_zero_grad = _field('zero_grad_none', 'set to None', 'written with zeros')
-
 _LOOP = (
-    ('fused AdamW', ('fused_adamw_step', 'fused_adamw'), _fused_adamw, 'fused=true', 'rounding'),
-    ('gradients dropped, not zeroed', ('zero_grad_none',), _zero_grad, 'zero_grad_none=true'),
+    ('fused AdamW', ('fused_adamw_step', 'fused_adamw'), _field('fused', 'one kernel', 'several kernels'), 'fused=true',
+     'rounding'),
+    ('gradients dropped, not zeroed', ('zero_grad_none',),
+     _field('zero_grad_none', 'set to None', 'written with zeros'), 'zero_grad_none=true'),
     ('loss read rarely', ('single_item',), _read_every, 'read_every=20'),
-    ('evaluation stays on the GPU', ('gpu_eval_accumulation',), _eval_on_device, 'eval_on_device=true'))
+    ('evaluation stays on the GPU', ('gpu_eval_accumulation',),
+     _field('eval_on_device', 'one transfer a pass', 'a transfer a batch'), 'eval_on_device=true', 'exact', '', True))
 
 # %% ../nbs/75_status.ipynb #68822b95
 _MEMORY = (
     ('whole step at once', ('batch_size', 'dynamic_batch'), _whole_batch, 'physical_batch=none', 'rounding'),
     ('no gradient checkpointing', ('no_checkpointing',), _checkpointing, 'checkpointing=off'),
-    ('8-bit AdamW', ('adamw_8bit',), _adamw_8bit, 'optimizer=adamw_8bit', 'changes training'),
+    ('8-bit AdamW', ('adamw_8bit',), lambda f: _switch(f.config.optimizer == 'adamw_8bit'), 'optimizer=adamw_8bit',
+     'changes training', '', True),
     ('adapter (LoRA, DoRA)', ('dora',), _adapter, 'adapter=lora', 'changes training'))
-
-# %% ../nbs/75_status.ipynb #875b2616
-_pinned = _of_loader('pin_memory', 'copies run beside the computation', 'copies wait')
-_persistent = _of_loader('persistent_workers', 'kept between epochs', 'started anew each epoch')
-
-def _prefetch(f): return _loader(f, 'prefetch', f'{f.config.prefetch} steps ahead', 'no step ahead', lambda n: n > 1)
 
 # %% ../nbs/75_status.ipynb #8db8b629
 _DATA = (
     ('rows sorted or packed by length', ('length_bucketing',), _sorted, 'layout=sorted', 'rounding'),
     ('sequence packing', ('sequence_packing',), _packing, 'layout=packed', 'rounding'),
-    ('pinned host memory', ('pin_memory',), _pinned, 'pin_memory=true'),
-    ('persistent workers', ('persistent_workers',), _persistent, 'persistent_workers=true'),
-    ('prefetch', ('prefetch',), _prefetch, 'prefetch=2'))
+    ('pinned host memory', ('pin_memory',),
+     _loader('pin_memory', 'copies run beside the computation', 'copies wait'), 'pin_memory=true'),
+    ('persistent workers', ('persistent_workers',),
+     _loader('persistent_workers', 'kept between epochs', 'started anew each epoch'), 'persistent_workers=true'),
+    ('prefetch', ('prefetch',),
+     _loader('prefetch', '{0.prefetch} steps ahead', 'no step ahead', lambda n: n > 1), 'prefetch=2'))
 
 # %% ../nbs/75_status.ipynb #59939614
 _SEARCH = (
     ('hopeless trials stopped', ('hyperband', 'fold_pruning'), _strategy, 'strategy=racing', 'changes training'),
     ('one engine a study', ('compile_in_hpo',), _one_engine))
 
-# %% ../nbs/75_status.ipynb #7adba6bd
 _ROWS = zip(CATEGORIES, (_COMPUTE, _LOOP, _MEMORY, _DATA, _SEARCH))
 OPTIMIZATIONS = tuple(Optimization(name, category, *rest) for category, rows in _ROWS for name, *rest in rows)
 
@@ -702,27 +674,25 @@ class StatusRow:
     label: str # 'exact', 'rounding' or 'changes training'
 
 # %% ../nbs/75_status.ipynb #0d10ec78
-def _run_gain(run, ids):
+def _run_gain(facts, ids):
     "The gain that the run's own ladder measured"
-    rows = (run.get('ladder') or {}).get('rows', [])
+    rows = facts.part('ladder').get('rows', [])
     ratios = (r.get('ratio_before') or r.get('ratio')
               for claim in ids for r in rows if claim in (r.get('claim'), r.get('variant')))
     ratio = next((r for r in ratios if r and r.get('p50')), None)
     return ratio and Gain(ratio['p50'], ratio['low'], ratio['high'], 'this run', ('ladder.json',))
 
-# %% ../nbs/75_status.ipynb #ea394827
-def _study_gain(run):
+def _study_gain(facts):
     "Epochs that stopping saved in the run's own study, as a factor"
-    study = run.get('study') or {}
-    spent, full = study.get('epochs_spent'), study.get('epochs_full')
+    spent, full = map(facts.part('study').get, ('epochs_spent', 'epochs_full'))
     return Gain(*[full / spent] * 3, 'this run', ('study.json',)) if spent and full else None
 
-# %% ../nbs/75_status.ipynb #362e1e4e
-def _best_gain(optimization, run, records, card):
+# %% ../nbs/75_status.ipynb #515e4dee
+def _best_gain(optimization, facts, records):
     "The gain in the run, else on the card, else on another one"
-    if optimization.name == 'hopeless trials stopped': return _study_gain(run)
-    if gain := _run_gain(run, optimization.ids): return gain
-    cards = dict.fromkeys([card, *(records.card.dropna() if 'card' in records else [])])
+    if optimization.name == 'hopeless trials stopped': return _study_gain(facts)
+    if gain := _run_gain(facts, optimization.ids): return gain
+    cards = dict.fromkeys([facts.hw.card, *(records.card.dropna() if 'card' in records else [])])
     return next((g for c in cards for claim in optimization.ids if (g := gain_of(records, claim, c))), None)
 
 # %% ../nbs/75_status.ipynb #273c6f0a
@@ -734,25 +704,23 @@ def _refused(optimization, facts): # '': nothing is known against it
     except ValueError as exc: return str(exc)
     return ''
 
-# %% ../nbs/75_status.ipynb #35a61b0a
+# %% ../nbs/75_status.ipynb #50a9e0c3
 def _row(optimization, facts, records, table):
     "The row of one optimization"
     o, fix = optimization, optimization.fix
-    state, why = o.judge(facts)
+    state, why = o.state(facts)
     if state == 'off' and fix and (refused := _refused(o, facts)):
-        why += f'; {fix} is not advised: {refused}'
-        fix = ''
+        why, fix = f'{why}; {fix} is not advised: {refused}', ''
     claim = next((table.loc[c] for c in o.claims if c in table.index), None)
     claimed = '' if claim is None else f'{claim.claimed} ({claim.scope})'
-    gain = _best_gain(o, facts.run, records, facts.hw.card)
-    return StatusRow(o.name, o.category, state, why, gain, claimed, fix, o.label)
+    return StatusRow(o.name, o.category, state, why, _best_gain(o, facts, records), claimed, fix, o.label)
 
 # %% ../nbs/75_status.ipynb #48a85eb1
 @dataclass(frozen=True)
 class Check:
     "One item of the checklist"
     what: str
-    ok: bool | None # None: could not be checked now
+    ok: bool | None # None: cannot be checked now
     why: str
     def __repr__(self): return f"[{'x' if self.ok else ' ' if self.ok is None else '!'}] {self.what}: {self.why}"
 
@@ -772,76 +740,76 @@ def gpu_busy(
     return float(np.mean(readings)) / 100 if readings else None
 
 # %% ../nbs/75_status.ipynb #1afbf31e
-def _check_busy(run, busy):
-    what, progress = 'GPU busy above 90%', run.get('progress')
-    if progress is None or progress.state != 'running': return Check(what, None, 'no training is running here now')
-    share = busy(progress.card or 'cuda')
-    if share is None: return Check(what, None, 'no GPU that tells')
-    return Check(what, share > .9, f'{share:.0%} of the last seconds')
+def _check_busy(facts, seconds):
+    if not facts.progress or facts.progress.state != 'running': return None, 'no training is running here now'
+    share = gpu_busy(seconds, card=facts.progress.card or 'cuda')
+    return (None, 'no GPU that tells') if share is None else (share > .9, f'{share:.0%} of the last seconds')
 
-# %% ../nbs/75_status.ipynb #919238fb
-def _check_memory(run):
-    what, progress, plan = 'memory within the plan', run.get('progress'), run.get('batch') or {}
-    used, planned = progress.memory_bytes if progress else None, plan.get('peak_bytes')
-    total = ((run.get('hardware') or {}).get('gpu') or {}).get('total_bytes')
-    if not used: return Check(what, None, 'no reading of a GPU in this run')
-    most = f'{size(used)} at most'
-    if planned: return Check(what, used <= 1.02 * planned, f'{most}, {size(planned)} planned')
-    if total: return Check(what, used <= total, f'{most}, the card has {size(total)}')
-    return Check(what, None, f'{most}; no plan to compare with')
+def _check_memory(facts):
+    used = facts.progress and facts.progress.memory_bytes
+    if not used: return None, 'no reading of a GPU in this run'
+    planned, total = facts.part('batch').get('peak_bytes'), facts.part('hardware', 'gpu').get('total_bytes')
+    if planned: return used <= 1.02 * planned, f'{size(used)} at most, {size(planned)} planned'
+    if total: return used <= total, f'{size(used)} at most, the card has {size(total)}'
+    return None, f'{size(used)} at most; no plan to compare with'
 
 # %% ../nbs/75_status.ipynb #de094554
-def _speed_floor(run, records, card):
+def _speed_floor(facts, records):
     "The slowest rate that this card was recorded at on the same workload: its plain baseline"
-    rows = (run.get('ladder') or {}).get('rows', [])
+    rows, card = facts.part('ladder').get('rows', []), facts.hw.card
     baseline = next((r for r in rows if r['variant'] == r['baseline']), None)
     if baseline and baseline.get('samples_per_s'):
         return baseline['samples_per_s']['p20'], 'the baseline of its own ladder'
-    settings, file = (run.get('run') or {}).get('settings') or {}, f'demo-ladder-{card}.json'
-    if settings.get('model') != DEMO_MODEL or 'file' not in records:
+    if facts.part('run', 'settings').get('model') != DEMO_MODEL or 'file' not in records:
         return None, f'no record of this workload on {card}'
+    file = f'demo-ladder-{card}.json'
     rows = records[(records.file == file) & (records.variant == records.baseline)]
     return (None, f'no record of the demo on {card}') if rows.empty else (float(rows.iloc[0].samples_per_s_p20), file)
 
-# %% ../nbs/75_status.ipynb #76c9bf2a
-def _check_speed(run, records, card):
-    what, progress = 'samples/s above the recorded floor', run.get('progress')
-    history = (run.get('train') or {}).get('history') or []
-    rate = progress.sequences_per_s if progress else None
-    rate = rate or (history[-1]['samples_per_s'] if history else None)
-    if rate is None: return Check(what, None, 'no training in this run yet')
-    floor, where = _speed_floor(run, records, card)
-    if floor is None: return Check(what, None, f'{rate:.0f} samples/s; {where}')
-    return Check(what, rate >= floor, f'{rate:.0f} samples/s, floor {floor:.0f} ({where})')
+# %% ../nbs/75_status.ipynb #60312773
+def _check_speed(facts, records):
+    epochs = facts.part('train').get('history') or [{}]
+    rate = facts.progress and facts.progress.sequences_per_s or epochs[-1].get('samples_per_s')
+    if rate is None: return None, 'no training in this run yet'
+    floor, where = _speed_floor(facts, records)
+    if floor is None: return None, f'{rate:.0f} samples/s; {where}'
+    return rate >= floor, f'{rate:.0f} samples/s, floor {floor:.0f} ({where})'
 
 # %% ../nbs/75_status.ipynb #22273d13
 def _check_backends(facts):
-    what, ran = 'which backends are really on', facts.decided('attention')
-    if ran: return Check(what, True, f"attention: {ran['value']} ({ran['reason']})")
-    return Check(what, None, 'no run has said which attention it took')
+    ran = facts.decided('attention')
+    return (True, f"attention: {ran['value']} ({ran['reason']})") if ran else (
+        None, 'no run has said which attention it took')
 
-# %% ../nbs/75_status.ipynb #a8972984
-def _check_loss(run):
-    what, progress = 'losses are numbers', run.get('progress')
-    losses = [e['train_loss'] for e in (run.get('train') or {}).get('history') or []]
-    if progress and progress.loss is not None: losses.append(progress.loss)
-    if not losses: return Check(what, None, 'no loss yet')
-    return Check(what, all(l is not None and math.isfinite(l) for l in losses), f'{len(losses)} looked at')
+def _check_loss(facts):
+    losses = [e['train_loss'] for e in facts.part('train').get('history') or []]
+    if facts.progress and facts.progress.loss is not None: losses.append(facts.progress.loss)
+    if not losses: return None, 'no loss yet'
+    return all(l is not None and math.isfinite(l) for l in losses), f'{len(losses)} looked at'
+
+def _check_clocks(facts):
+    gpu = facts.hw.gpu
+    if not gpu or gpu.clock_now_mhz is None: return None, 'no GPU here that tells'
+    return not gpu.slowed, gpu.slowed or 'neither heat nor power'
 
 # %% ../nbs/75_status.ipynb #f1351719
-def _check_clocks(hw):
-    what = 'clocks are not held down'
-    if not hw.gpu or hw.gpu.clock_now_mhz is None: return Check(what, None, 'no GPU here that tells')
-    return Check(what, not hw.gpu.slowed, hw.gpu.slowed or 'neither heat nor power')
+def _checklist(facts, records, seconds):
+    "Every check"
+    results = {'GPU busy above 90%': _check_busy(facts, seconds), 'memory within the plan': _check_memory(facts),
+               'samples/s above the recorded floor': _check_speed(facts, records),
+               'which backends are really on': _check_backends(facts), 'losses are numbers': _check_loss(facts),
+               'clocks are not held down': _check_clocks(facts)}
+    return tuple(Check(what, ok, why) for what, (ok, why) in results.items())
 
 # %% ../nbs/75_status.ipynb #34879033
 _RUN_FILES = ('run', 'hardware', 'decisions', 'batch', 'train', 'train_config', 'study', 'study_so_far', 'ladder')
 
-def _read_part(path, kind):
-    "The content of a file of a run, or None"
+def _read_part(path):
+    "The content of a file of a run, or None: a dictionary, of the decisions a list of them"
     try: value = read_json(path) if path.is_file() else None
-    except ValueError: value = None # half a file, or somebody else's
-    return value if isinstance(value, kind) else None
+    except ValueError: return None # half a file, or somebody else's
+    if path.stem != 'decisions': return value if isinstance(value, dict) else None
+    return [d for d in value if isinstance(d, dict)] if isinstance(value, list) else None
 
 # %% ../nbs/75_status.ipynb #b2ca34d9
 def read_run(
@@ -850,8 +818,7 @@ def read_run(
     "What a run folder holds, as far as it can be read. Raises `InputError` for a folder that is none."
     folder = Path(folder)
     if not folder.is_dir(): raise InputError(f'{folder}: no such run folder')
-    run = {name: _read_part(folder / f'{name}.json', list if name == 'decisions' else dict) for name in _RUN_FILES}
-    if run['decisions'] is not None: run['decisions'] = [d for d in run['decisions'] if isinstance(d, dict)]
+    run = {name: _read_part(folder / f'{name}.json') for name in _RUN_FILES}
     try: run['progress'] = read_progress(folder)
     except (InputError, TypeError, AttributeError): run['progress'] = None
     if all(v is None for v in run.values()): raise InputError(f'{folder}: holds no file of a run')
@@ -859,30 +826,27 @@ def read_run(
 
 # %% ../nbs/75_status.ipynb #9149c808
 def _config_of(run):
-    "The configuration that a run folder holds; the defaults where there is none"
+    "The configuration that a run folder holds; the defaults where it holds none"
     names = {f.name for f in fields(TrainConfig)}
     settings = (run.get('run') or {}).get('settings') or {} # folds have theirs below
     values = run.get('train_config') or (run.get('train') or {}).get('config') or settings.get('config') or {}
     return TrainConfig(**{k: v for k, v in values.items() if k in names})
 
-# %% ../nbs/75_status.ipynb #e7d79104
-def _attentions(run, model):
-    "What the model has: the one that is given, else the one of the run"
-    if model is not None: return model_attentions(model)
-    names = next((d['value'] for d in run.get('decisions') or [] if d.get('what') == ATTENTIONS), None)
-    return names and tuple(names.split(', '))
-
-def _packing_refusal(model): # '': none, or no model is given
+def _packing_problem(model): # '': none, or no model is given
     try: return '' if model is None else Packing(model, False) and ''
     except InputError as exc: return str(exc)
 
 # %% ../nbs/75_status.ipynb #8d1ba1d9
 def _facts(config, hw, run, model):
-    "What judges look at"
-    convolutions = 0 if model is None else sum(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())
+    "What judges look at: of the model that is given, else of the run"
+    facts = Facts(config or _config_of(run), hw, run)
+    if model is None:
+        names = facts.decided(ATTENTIONS)
+        return replace(facts, attentions=names and tuple(names['value'].split(', ')))
+    convolutions = sum(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())
     loaded = getattr(getattr(model, 'config', None), '_attn_implementation', None)
-    return Facts(config or _config_of(run), hw, run, convolutions, loaded, _attentions(run, model),
-                 _packing_refusal(model))
+    return replace(facts, convolutions=convolutions, loaded=loaded, attentions=model_attentions(model),
+                   packing=_packing_problem(model))
 
 # %% ../nbs/75_status.ipynb #705cbb07
 @dataclass(frozen=True)
@@ -896,25 +860,25 @@ class Status:
     @property
     def scorecard(self) -> dict[str, tuple[int, int, int]]: # by category: on, applicable, measured among these
         "What is on among what applies"
-        counted, scores = [r for r in self.rows if r.label != 'changes training' or r.category == 'Search'], {}
-        for category in CATEGORIES:
-            rows = [r for r in counted if r.category == category]
-            applicable = [r for r in rows if r.state in ('on', 'off', 'unknown')]
-            on, measured = sum(r.state == 'on' for r in rows), sum(r.gain is not None for r in applicable)
-            if rows: scores[category] = on, len(applicable), measured
+        scores = {}
+        for r in self.rows:
+            if r.label == 'changes training' and r.category != 'Search': continue
+            counts = r.state == 'on', r.state != 'n/a', r.state != 'n/a' and r.gain is not None
+            scores[r.category] = tuple(map(sum, zip(scores.get(r.category, (0, 0, 0)), counts)))
         return scores
 
     @property
     def recommendations(self) -> tuple[StatusRow, ...]:
         "What is off and was measured to pay, the greatest gain first; what changes training is not among them"
-        rows = [r for r in self.rows
-                if r.state == 'off' and r.fix and r.gain and r.gain.sure and r.label != 'changes training']
+        rows = [r for r in self._off() if r.fix and r.gain and r.gain.sure]
         return tuple(sorted(rows, key=lambda r: (r.gain.where not in ('this run', self.card), -r.gain.p50)))
 
     @property
     def unmeasured(self) -> tuple[StatusRow, ...]:
         "What is off and was never measured"
-        return tuple(r for r in self.rows if r.state == 'off' and r.gain is None and r.label != 'changes training')
+        return tuple(r for r in self._off() if r.gain is None)
+
+    def _off(self): return [r for r in self.rows if r.state == 'off' and r.label != 'changes training']
 
 # %% ../nbs/75_status.ipynb #3fc662ff
 @patch
@@ -941,19 +905,14 @@ def status(
     hw, contents, table = hardware or detect(), {} if run is None else read_run(run), claims()
     records = read_committed() if records is None else records
     facts = _facts(config, hw, contents, model)
-    checks = (_check_busy(contents, lambda card: gpu_busy(seconds, card=card)), _check_memory(contents),
-              _check_speed(contents, records, hw.card), _check_backends(facts), _check_loss(contents),
-              _check_clocks(hw))
     rows = tuple(_row(o, facts, records, table) for o in OPTIMIZATIONS)
-    return Status(rows, checks, hw.card, None if run is None else str(run))
-
-# %% ../nbs/75_status.ipynb #418c4148
-_COLORS = dict(on='32', off='33', unknown='36') # of a terminal
+    return Status(rows, _checklist(facts, records, seconds), hw.card, None if run is None else str(run))
 
 # %% ../nbs/75_status.ipynb #705efef8
 def _category_lines(status, category, color):
     "A category of the status in lines"
-    paint = lambda state: f'\x1b[{_COLORS[state]}m{state:8}\x1b[0m' if color and state in _COLORS else f'{state:8}'
+    colors = dict(on='32', off='33', unknown='36') # of a terminal
+    paint = lambda state: f'\x1b[{colors[state]}m{state:8}\x1b[0m' if color and state in colors else f'{state:8}'
     on, apply, _ = status.scorecard.get(category, (0, 0, 0))
     yield f'{category}: {on} of {apply} on' if apply else f'{category}: nothing applies here'
     for r in status.rows:
@@ -963,13 +922,15 @@ def _category_lines(status, category, color):
         yield f'  {paint(r.state)} {r.name:32} {r.why}{measured}{label}'
 
 # %% ../nbs/75_status.ipynb #a01e5280
+_ADVICE = 'Recommended, by measured gain'
+_NO_ADVICE = 'Nothing that is off was measured to pay here.'
+
 @patch
 def text(self: Status, color: bool = False) -> str: # with colours of a terminal
     "The status in lines"
-    lines = [f'{self.card}, {self.run}' if self.run else self.card]
+    lines, advice = [f'{self.card}, {self.run}' if self.run else self.card], self.recommendations
     for category in CATEGORIES: lines += ['', *_category_lines(self, category, color)]
-    advice = self.recommendations
-    lines += ['', 'Recommended, by measured gain:' if advice else 'Nothing that is off was measured to pay here.']
+    lines += ['', f'{_ADVICE}:' if advice else _NO_ADVICE]
     for r in advice:
         elsewhere = '' if r.gain.where in ('this run', self.card) else '; another card, so measure it here'
         lines.append(f'  {r.fix:28} {r.name}: {r.gain}{elsewhere}')
@@ -977,7 +938,6 @@ def text(self: Status, color: bool = False) -> str: # with colours of a terminal
         lines.append(f"Off and never measured: {', '.join(r.name for r in self.unmeasured)} (optkit bench)")
     return '\n'.join([*lines, '', 'Checklist:', *(f'  {c!r}' for c in self.checks)])
 
-# %% ../nbs/75_status.ipynb #1d370149
 @patch
 def __repr__(self: Status): return self.text()
 
@@ -985,31 +945,27 @@ def __repr__(self: Status): return self.text()
 @patch
 def _repr_html_(self: Status):
     rows = [(r.category, r.name, r.state, r.why, r.gain or '', r.claimed, r.label) for r in self.rows]
-    score = [(c, f'{on} of {apply}' if apply else 'nothing applies', measured)
-             for c, (on, apply, measured) in self.scorecard.items()]
+    score = [(c, f'{on} of {apply}' if apply else 'nothing applies', n) for c, (on, apply, n) in self.scorecard.items()]
     advice = [(r.fix, r.name, r.gain) for r in self.recommendations]
     marks = {True: 'yes', False: 'NO', None: 'not checked'}
+    checks = [(c.what, marks[c.ok], c.why) for c in self.checks]
     return ''.join([
         f'<p>{escape(self.card)} {escape(self.run or "")}</p>',
-        _html(('category', 'optimization', 'state', 'why', 'measured', 'claimed', 'training'), rows),
-        '<p>Scorecard</p>', _html(('category', 'on', 'with a measurement'), score),
-        f"<p>{'Recommended, by measured gain' if advice else 'Nothing that is off was measured to pay here.'}</p>",
-        _html(('set', 'what', 'gain'), advice) if advice else '',
-        '<p>Checklist</p>', _html(('what', 'holds', 'why'), [(c.what, marks[c.ok], c.why) for c in self.checks])])
+        left_table(('category', 'optimization', 'state', 'why', 'measured', 'claimed', 'training'), rows),
+        '<p>Scorecard</p>', left_table(('category', 'on', 'with a measurement'), score),
+        f'<p>{_ADVICE if advice else _NO_ADVICE}</p>', left_table(('set', 'what', 'gain'), advice) if advice else '',
+        '<p>Checklist</p>', left_table(('what', 'holds', 'why'), checks)])
 
 # %% ../nbs/75_status.ipynb #edc0afa2
-_ENDED = '; its process has ended, the same command goes on'
-
 def _study_words(study):
     "How far a study has come"
-    done = [t for t in study['trials'] if t['state'] in ('complete', 'stopped', 'failed')]
+    done = [t['state'] for t in study['trials'] if t['state'] in ('complete', 'stopped', 'failed')]
     best = next((t for t in study['trials'] if t['number'] == study.get('best')), None)
-    stopped = sum(t['state'] == 'stopped' for t in done)
-    words = f"study: {len(done)} of {study.get('planned')} trials, {stopped} stopped early"
+    words = f"study: {len(done)} of {study.get('planned')} trials, {done.count('stopped')} stopped early"
     if best is None: return words
     return f"{words}, best {study.get('metric')} {best['value']:.4f} (trial {best['number']})"
 
-# %% ../nbs/75_status.ipynb #6722b10f
+# %% ../nbs/75_status.ipynb #2f954cbf
 def standing(
     folder: str | Path # run folder
 ) -> tuple[str, bool]: # where it stands, and whether it is over
@@ -1017,10 +973,9 @@ def standing(
     folder, ended = Path(folder), at_work(folder) is False
     run = read_run(folder) # after `at_work`: what a process wrote before it ended is read
     study, progress = run['study'] or run['study_so_far'], run['progress']
-    if study:
-        whole = bool(run['study']) and (folder / 'final.json').is_file()
-        return _study_words(study) + (_ENDED if ended and not whole else ''), ended or whole
-    if progress: return repr(progress), progress.state != 'running'
-    done = sorted(n for n in ('speed', 'plan', 'data', 'batch', 'train') if (folder / f'{n}.json').is_file())
-    title = (run['run'] or {}).get('title', 'run')
-    return f"{title}: {', '.join(done) or 'nothing'} done" + (_ENDED if ended else ''), ended
+    has = lambda name: (folder / f'{name}.json').is_file()
+    whole = bool(run['study']) and has('final')
+    if progress and not study: return repr(progress), progress.state != 'running'
+    done = ', '.join(sorted(filter(has, ('speed', 'plan', 'data', 'batch', 'train')))) or 'nothing'
+    words = _study_words(study) if study else f"{(run['run'] or {}).get('title', 'run')}: {done} done"
+    return words + ('; its process has ended, the same command goes on' if ended and not whole else ''), ended or whole

@@ -11,6 +11,7 @@ __all__ = ['LAYOUT_LABELS', 'LAYOUTS', 'batch_of', 'MicroBatch', 'Step', 'pack',
 import math, operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -71,23 +72,22 @@ def pack(
 ) -> list[list[int]]: # places of the rows in each pack
     "Few even packs: each row goes to the emptiest, the longest first; where that overflows, to the first with room"
     order, least = np.argsort(-lengths, kind='stable'), math.ceil(int(lengths.sum()) / max_tokens)
-    packs, filled = [[] for _ in range(least)], [0] * least
-    for row in order:
-        k = int(np.argmin(filled))
-        packs[k].append(int(row))
-        filled[k] += int(lengths[row])
-    return packs if max(filled) <= max_tokens else _first_fit(order, lengths, max_tokens)
+    packs, filled = _fill(order, lengths, least, lambda filled, n: int(np.argmin(filled)))
+    if max(filled) <= max_tokens: return packs
+    with_room = lambda filled, n: next((k for k, f in enumerate(filled) if f + n <= max_tokens), len(filled))
+    return _fill(order, lengths, 0, with_room)[0]
 
-def _first_fit(order, lengths, max_tokens):
-    packs, filled = [], []
+def _fill(order, lengths, count, choose):
+    "Packs of the rows, and the tokens of each; `choose(filled, n)`: the pack that takes `n` tokens, a new one or not"
+    packs, filled = [[] for _ in range(count)], [0] * count
     for row in order:
-        k = next((k for k, n in enumerate(filled) if n + lengths[row] <= max_tokens), len(filled))
-        if k == len(filled):
+        k, n = choose(filled, lengths[row]), int(lengths[row])
+        if k == len(packs):
             packs.append([])
             filled.append(0)
         packs[k].append(int(row))
-        filled[k] += int(lengths[row])
-    return packs
+        filled[k] += n
+    return packs, filled
 
 # %% ../nbs/22_steps.ipynb #47f0a958
 def pack_budget(
@@ -119,9 +119,24 @@ def _by_length(rows, lengths, physical, max_length, table):
         end -= len(parts[-1])
     return parts[::-1]
 
-# %% ../nbs/22_steps.ipynb #be8a4516
+# %% ../nbs/22_steps.ipynb #a9a5a20a
 _SORTED = 'sorted', 'grouped' # layouts whose rows lie by length within a step
 
+def cut_errors(
+    layout: str, tokens: int | None, table, # as in `Layout`
+    names: tuple[str, str] = ('tokens', 'table') # of the two, for messages
+) -> Iterator[str]:
+    "Why a budget of tokens or a table of rows cannot be, or does not fit the layout"
+    budget, by_length = names
+    is_pair = lambda pair: np.shape(pair) == (2,) and all(isinstance(n, Integral) and n > 0 for n in pair)
+    if table is not None and not (len(table) and all(map(is_pair, table))):
+        yield f'{by_length} is {table!r}, expected pairs of tokens and rows, such as ((128, 64), (512, 16))'
+    if table is not None and layout not in _SORTED:
+        yield f"{by_length} is for the layouts 'sorted' and 'grouped', but layout is {layout!r}; leave it out"
+    if tokens and layout != 'packed':
+        yield f"{budget} is for the layout 'packed', but layout is {layout!r}; leave it out"
+
+# %% ../nbs/22_steps.ipynb #be8a4516
 @dataclass(frozen=True)
 class Layout:
     "How the rows of an optimizer step are cut into micro-batches"
@@ -136,14 +151,8 @@ class Layout:
         for name in ('rows', 'tokens'):
             value = getattr(self, name)
             if value is not None: object.__setattr__(self, name, checked_whole(name, value, 1))
-        if self.tokens and self.name != 'packed':
-            raise ValueError(f"tokens are for the layout 'packed', but the layout is {self.name!r}; leave them out")
-        if self.table is None: return
-        if self.name not in _SORTED:
-            raise ValueError(f'table is for the layouts {_SORTED}, but the layout is {self.name!r}; leave it out')
-        pairs = tuple(tuple(checked_whole('table', n, 1) for n in pair) for pair in self.table)
-        if not pairs or any(len(pair) != 2 for pair in pairs):
-            raise ValueError(f'table {self.table!r}: expected pairs of tokens and rows, such as ((128, 64), (512, 16))')
+        if message := next(cut_errors(self.name, self.tokens, self.table), None): raise ValueError(message)
+        pairs = None if self.table is None else tuple(tuple(map(int, pair)) for pair in self.table)
         object.__setattr__(self, 'table', pairs)
 
 # %% ../nbs/22_steps.ipynb #b759210f
@@ -220,15 +229,9 @@ def layout_of(name, physical=None, max_tokens=None, table=None) -> Layout:
 
 # %% ../nbs/22_steps.ipynb #01d137b7
 def micro_batches(
-    rows: np.ndarray, # row numbers of one optimizer step
-    lengths: np.ndarray, # tokens of every row of the store
-    physical: int, # rows of a micro-batch at most
-    layout: str, # one of `LAYOUT_LABELS`
-    max_length: int, # tokens
-    max_tokens: int | None = None, # of a pack; None: `pack_budget`
-    table=None # as in `Layout`
+    rows: np.ndarray, lengths: np.ndarray, physical: int, layout: str, max_length: int, max_tokens=None, table=None
 ) -> list[MicroBatch]:
-    "`Layout.cut` with separate values"
+    "`Layout.cut` with separate values, as earlier versions had it"
     return layout_of(layout, physical, max_tokens, table).cut(rows, lengths, max_length)
 
 # %% ../nbs/22_steps.ipynb #775d96d6
@@ -273,15 +276,19 @@ def rank_share(
     return order[dealt == rank]
 
 # %% ../nbs/22_steps.ipynb #49961b7e
-def row_numbers(store, rows):
-    "Row numbers as an array"
+def row_numbers(
+    store: TokenStore | None, # that the rows are of; None: any
+    rows, # a list of row numbers
+    what: str = 'rows' # for messages
+) -> np.ndarray:
+    "Row numbers as an array. Raises `InputError`."
     rows = np.asarray(rows)
     if not rows.size: return rows.astype(np.int64)
-    if rows.ndim != 1 or rows.dtype.kind not in 'iu':
-        raise ValueError(f'rows: expected a list of row numbers, found {rows.ndim} dimensions of {rows.dtype}; '
-                         'for a mask pass np.flatnonzero(mask)')
-    if rows.min() < 0 or rows.max() >= len(store):
-        raise ValueError(f'rows: expected numbers from 0 to {len(store) - 1:,}, found {rows.min():,} to {rows.max():,}')
+    if rows.ndim != 1 or rows.dtype.kind not in 'iu': raise InputError(
+        f'{what}: expected a list of row numbers, found {rows.ndim} dimensions of {rows.dtype}; '
+        'for a mask pass np.flatnonzero(mask)')
+    if store is not None and (rows.min() < 0 or rows.max() >= len(store)): raise InputError(
+        f'{what}: expected numbers from 0 to {len(store) - 1:,}, found {rows.min():,} to {rows.max():,}')
     return rows
 
 def is_cut(step) -> bool:

@@ -17,7 +17,7 @@ import torch
 from fastcore.basics import patch
 from tqdm.auto import tqdm
 
-from .base import Choice, InputError, size
+from .base import Choice, InputError, moved, size
 from .table import IGNORED, Table
 
 # %% ../nbs/21_store.ipynb #d31a6656
@@ -84,7 +84,6 @@ def _token_words(out, n, words):
     indices = np.searchsorted(ends, [begin for begin, _ in out['offset_mapping'][n]], side='right')
     return [None if side is None else min(int(w), len(words) - 1) for w, side in zip(indices, out.sequence_ids(n))]
 
-# %% ../nbs/21_store.ipynb #13d4989a
 def _class_targets(words, positions, labels):
     "The label of its word for each first token of a word"
     first = [w is not None and (p == 0 or words[p - 1] != w) for p, w in enumerate(words)]
@@ -96,7 +95,6 @@ def _next_targets(sides, positions, ids, paired):
     answer = next((p for p, side in enumerate(sides) if side == 1), math.inf) if paired else 0
     return [token if p >= answer else IGNORED for p, token in zip(positions[1:], ids[1:])] + [IGNORED]
 
-# %% ../nbs/21_store.ipynb #f9928611
 def _count_lost_labels(words, labels):
     "Labels of words for which the tokenizer has no token"
     tokenised = {*words}
@@ -112,7 +110,6 @@ class _Encoded(NamedTuple):
     full_lengths: np.ndarray # before truncation
     lost: int # labels of words without a token
 
-# %% ../nbs/21_store.ipynb #87eca445
 def _flatten(rows, dtype): return np.fromiter(chain.from_iterable(rows), dtype, sum(map(len, rows))) if rows else None
 
 # %% ../nbs/21_store.ipynb #a021b0e1
@@ -189,12 +186,10 @@ class TokenStore:
 # %% ../nbs/21_store.ipynb #35a50f1e
 _TENSORS = 'tokens', 'offsets', 'labels', 'type_ids'
 
-# %% ../nbs/21_store.ipynb #9aefd89f
 @patch(as_prop=True)
 def nbytes(self: TokenStore): # on its device
     return sum(t.nbytes for n in _TENSORS if (t := getattr(self, n)) is not None)
 
-# %% ../nbs/21_store.ipynb #0a338930
 @patch
 def weight(self: TokenStore,
     rows: np.ndarray # row numbers
@@ -427,7 +422,7 @@ def load_store(
     except OSError as exc: raise InputError(f'{path}: cannot be read ({exc.strerror or exc})') from None
 
 # %% ../nbs/21_store.ipynb #c2df7e2b
-def choose_place(
+def choose_device(
     store_bytes: int, # of the store's arrays
     free_bytes: int | None, # of the GPU; None: there is none
     share: float = .1 # of the free memory that the store may take
@@ -439,14 +434,13 @@ def choose_place(
     return Choice('cpu', f"the store's {size(store_bytes)} are more than {limit}; batches are copied there")
 
 # %% ../nbs/21_store.ipynb #6de65542
-def place(
+def to_device(
     store: TokenStore, # on any device
-    device: str = 'cuda', # of the model
-    share: float = .1 # of its free memory that the store may take, see `choose_place`
+    device: str = 'cuda' # of the model
 ) -> tuple[TokenStore, Choice]: # the store on its device, and why there
     "The store where it belongs, with the reason"
     if torch.device(device).type != 'cuda': return store.to(device), Choice(str(device), 'the device of the model')
-    choice = choose_place(store.nbytes, torch.cuda.mem_get_info(torch.device(device))[0], share)
+    choice = choose_device(store.nbytes, torch.cuda.mem_get_info(torch.device(device))[0])
     return (store.to(device) if choice.value == 'cuda' else store), choice
 
 # %% ../nbs/21_store.ipynb #9160e1ae
@@ -459,9 +453,11 @@ def _check_labels(labels, task, rows):
     if task == 'multilabel' and (dims != 2 or not np.isin(labels, (0, 1)).all()): raise InputError(
         f'labels of multilabel have the shape {labels.shape}, expected [rows, classes] of 0 and 1')
     given = f'labels of {task} are {labels.dtype} of the shape {labels.shape}'
-    if task == 'regression' and (dims > 2 or kind not in 'iubf' or not (np.abs(labels) <= np.finfo(np.float32).max).all()): raise InputError(
+    numbers = kind in 'iubf'
+    finite = numbers and (np.abs(labels) <= np.finfo(np.float32).max).all()
+    if task == 'regression' and (dims > 2 or not finite): raise InputError(
         f'{given}, expected finite numbers, [rows] or [rows, numbers]; remove rows without one')
-    whole = kind in 'iub' or kind == 'f' and (labels % 1 == 0).all()
+    whole = numbers and (kind != 'f' or (labels % 1 == 0).all())
     if task == 'classification' and (dims != 1 or not whole or labels.min() < 0): raise InputError(
         f'{given}, expected [rows] of whole numbers from 0 on')
 
@@ -480,3 +476,6 @@ def with_labels(
     labels = np.ascontiguousarray(labels.astype(np.int64 if task == 'classification' else np.float32))
     labels = torch.from_numpy(labels).to(store.tokens.device)
     return replace(store, labels=labels, task=task, classes=classes, targets=None, path=None)
+
+# %% ../nbs/21_store.ipynb #8b98a003
+__getattr__ = moved(__name__, place='to_device', choose_place='choose_device')

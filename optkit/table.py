@@ -43,7 +43,6 @@ def _read_json_lines(path, opener):
 _NOTES = 'optkit.notes' # in `attrs` of a frame: what was noticed, as [what, value, reason]
 _QUOTED_CELL = re.compile('"(?:[^"]|"")*"')
 
-# %% ../nbs/20_table.ipynb #5f02d9d9
 def _half_quoted(cell): return '"' in cell and not _QUOTED_CELL.fullmatch(cell)
 
 # %% ../nbs/20_table.ipynb #f4c403e7
@@ -140,7 +139,6 @@ def _read_csv(path, sep, opener):
 # %% ../nbs/20_table.ipynb #077f25be
 _CLASS_NAMES = 'optkit.classes' # in `attrs` of a frame: class names by column
 
-# %% ../nbs/20_table.ipynb #e5d6ce73
 def _class_label_names(feature):
     "Class names in what Hugging Face's datasets write of a column, or of the lists in it"
     while isinstance(feature, (list, dict)) and feature and 'names' not in feature:
@@ -166,7 +164,6 @@ def _utf16_name(path, opener):
     if start in (b'\xff\xfe', b'\xfe\xff'): return 'utf-16'
     return {0: 'utf-16be', 1: 'utf-16le'}.get(start.find(b'\0'))
 
-# %% ../nbs/20_table.ipynb #628e2e7d
 def _windows_name(path):
     "The encoding of a text file that is no UTF-8, where it may be that of Western Windows"
     opener = _OPENERS.get(path.suffix.lower(), open)
@@ -240,7 +237,6 @@ def read_frame(
 # %% ../nbs/20_table.ipynb #0451dba6
 def _abbreviated(value): return ' '.join(repr(value).split())[:40]
 
-# %% ../nbs/20_table.ipynb #815d55ce
 def _unwrapped(value):
     "A cell without what its library wraps around it"
     if hasattr(value, 'as_py'): return value.as_py() # Arrow
@@ -280,7 +276,6 @@ def _column(frame, name, source, words, available):
 GAPS = frozenset(('#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|Nan|NAN|None|n/a'
                   '|nan|null').split('|')) # no names of labels or groups
 
-# %% ../nbs/20_table.ipynb #b0ddf8b9
 def missing_rows(
     values: list, # cells of a column: text, or lists of words
     gaps: frozenset[str] = frozenset() # what counts as blank too, such as `GAPS`
@@ -299,7 +294,6 @@ def _source_rows(positions, rows):
 _WHOLE = re.compile(r'[+-]?\d+(\.0*)?$', re.A) # read digit by digit: a float would merge integers beyond 2**53
 _NUMBER = re.compile(r'[+-]?(\d+\.?\d*|\.\d+|inf(inity)?)(e[+-]?\d+)?$', re.I | re.A)
 
-# %% ../nbs/20_table.ipynb #b260d106
 def _integer(text):
     "The digits of a whole number, by which 1, 01 and 1.0 are one"
     digits = text.strip().split('.')[0]

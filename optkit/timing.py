@@ -18,7 +18,7 @@ import torch
 from fastcore.basics import patch
 from tqdm.auto import tqdm
 
-from .base import moved, read_json
+from .base import error_line, moved, read_json
 from .cards import html_table
 from .limits import cgroup_folders
 from .hardware import ask_card, slowed_by
@@ -40,11 +40,8 @@ class Ratio:
     def __repr__(self): return f'{self.p50:.3f}x [{self.low:.3f}, {self.high:.3f}]'
 
 # %% ../nbs/13_timing.ipynb #25c64324
-def sign_rank(
-    n: int, # rounds
-    alpha: float, # chance of a miss
-) -> int: # 0 if n is too small even for the extremes
-    "The rank k of the order statistics [k, n+1-k] that hold the median but for `alpha`"
+def sign_rank(n: int, alpha: float) -> int:
+    "The rank k of the order statistics [k, n+1-k] of `n` values that hold the median but for `alpha`; 0: too few"
     below, k = 0., 0
     while k < n // 2:
         below += math.comb(n, k) / 2**n
@@ -70,12 +67,8 @@ def median_ratio(
     return Ratio(float(np.median(x)), float(min(low, x[k - 1])), float(max(high, x[n - k])))
 
 # %% ../nbs/13_timing.ipynb #5ca2c926
-def looks(
-    min_rounds: int,
-    max_rounds: int,
-    confidence: float, # of all looks together
-) -> tuple[list[int], float, float]: # the rounds; confidence of an early look; confidence of the end
-    "After which rounds to look, and the confidence of each look"
+def looks(min_rounds: int, max_rounds: int, confidence: float) -> tuple[list[int], float, float]:
+    "After which rounds to look, and the confidence of an early look and of the end, for that `confidence` of them all"
     miss = 1 - confidence
     for first in range(min_rounds, max_rounds):
         rounds = [first]
@@ -121,8 +114,8 @@ def ratio(self: Comparison,
 ) -> Ratio:
     "How many times faster `name` is, from the rounds' own ratios"
     base = self.names[0] if against is None else against
-    for n in (name, base):
-        if n not in self.seconds: raise KeyError(f'no variant {n!r}, there are {", ".join(self.names)}')
+    if unknown := {name, base} - self.seconds.keys():
+        raise KeyError(f'no variant {unknown.pop()!r}, there are {", ".join(self.names)}')
     return median_ratio(np.divide(self.seconds[base], self.seconds[name]), self.each, self.seed)
 
 # %% ../nbs/13_timing.ipynb #1fca8a58
@@ -131,8 +124,7 @@ def before(self: Comparison,
     name: str,
 ) -> Ratio:
     "How many times faster `name` is than the variant before it: what one more step of a ladder gave"
-    index = self.names.index(name)
-    return self.ratio(name, self.names[max(0, index - 1)])
+    return self.ratio(name, self.names[max(0, self.names.index(name) - 1)])
 
 @patch
 def rows(self: Comparison):
@@ -142,11 +134,10 @@ def rows(self: Comparison):
 # %% ../nbs/13_timing.ipynb #16832092
 @patch
 def _footer(self: Comparison):
-    repeated = sum(not counts for *_, counts in self.disturbed)
-    counted = len(self.disturbed) - repeated
+    counts = [counted for *_, counted in self.disturbed]
     parts = [f'{self.rounds} rounds after {self.warm_up} to warm up']
-    if repeated: parts.append(f'{repeated} disturbed rounds repeated')
-    if counted: parts.append(f'{counted} disturbed rounds counted')
+    parts += [f'{n} disturbed rounds {what}' for n, what in (
+        (counts.count(False), 'repeated'), (counts.count(True), 'counted')) if n]
     parts += sorted({why for _, why, _ in self.disturbed})
     parts += [f'stopped: {self.stopped}', f'intervals {self.confidence:.2%}']
     return '; '.join(parts + [f'{name} {low:g} to {high:g}' for name, (low, high) in self.watched.items()])
@@ -165,25 +156,18 @@ def _repr_html_(self: Comparison):
     return html_table(rows, self._footer())
 
 # %% ../nbs/13_timing.ipynb #487b9c9b
-def synchroniser(
-    device: str, # 'cpu', 'cuda', 'cuda:1', 'mps'
-) -> Callable:
-    "A function that waits until the device has done its work"
+def synchroniser(device: str) -> Callable:
+    "A function that waits until the device ('cpu', 'cuda', 'cuda:1', 'mps') has done its work"
     kind = torch.device(device).type
     return {'cuda': lambda: torch.cuda.synchronize(device), 'mps': torch.mps.synchronize, 'cpu': lambda: None}[kind]
 
 
-def settled(
-    times: Sequence[float], # seconds of one variant's steps so far
-) -> bool:
+def settled(times: Sequence[float]) -> bool:
     "Whether the last step was not much faster than the best before it: compilation and warm-up are over"
     return len(times) > 1 and times[-1] > .9 * min(times[:-1])
 
 # %% ../nbs/13_timing.ipynb #0e032e34
-def order(
-    names: Iterable, # of the variants
-    number: int, # of the round, from 0
-) -> list:
+def order(names: Iterable, number: int) -> list:
     "The order of a round: rotated by one each round, reversed after each full turn, so that everyone follows everyone"
     names = list(names)
     shift = -number % len(names)
@@ -215,7 +199,7 @@ class Reading(NamedTuple):
     "One look at the machine; seconds are totals since it was started"
     at: float # seconds of a clock that never stands still
     busy: float = 0. # processor seconds of all processes
-    own: float = 0. # of this process and its children
+    process: float = 0. # of this process and its children
     stolen: float = 0. # that a hypervisor gave to others
     held_back: float = 0. # seconds in which the container's quota was used up
     slowed: str = '' # why the card holds its clocks down
@@ -224,34 +208,26 @@ class Reading(NamedTuple):
     temperature_c: int | None = None
 
 # %% ../nbs/13_timing.ipynb #d58f246b
-def disturbance(
-    before: Reading,
-    after: Reading,
-    cores: int, # processors of the machine
-) -> str: # empty if it was quiet
-    "What disturbed the time between two readings, in words"
+def disturbance(before: Reading, after: Reading, cores: int) -> str:
+    "What disturbed the time between two readings of a machine with so many processors, in words; empty if quiet"
     seconds = after.at - before.at
     if seconds <= 0: return ''
     def share(name): return (getattr(after, name) - getattr(before, name)) / seconds
     tolerance = max(.1, .03 / seconds)  # the counters go in steps of 10 ms
-    arrived = after.tenants - before.tenants
+    arrived = ', '.join(map(str, sorted(after.tenants - before.tenants)))
     if after.slowed: return f'the GPU was slowed down by {after.slowed}'
-    if arrived: return f'another process came to the GPU ({", ".join(map(str, sorted(arrived)))})'
-    if share('busy') - share('own') > tolerance and share('busy') > .95 * cores:
+    if arrived: return f'another process came to the GPU ({arrived})'
+    if share('busy') - share('process') > tolerance and share('busy') > .95 * cores:
         return 'other processes left no processor free'
     if share('stolen') > tolerance: return 'the hypervisor took processor time'
-    if share('held_back') > tolerance: return 'the quota of the container was used up'
-    return ''
+    return 'the quota of the container was used up' if share('held_back') > tolerance else ''
 
 # %% ../nbs/13_timing.ipynb #94e9f593
-def _own_seconds(process):
+def _process_seconds(process):
     "Processor seconds of this process, of its children, and of those that have ended"
-    def spent(p):
-        times = p.cpu_times()
-        return times.user + times.system
-    total = spent(process) + sum(process.cpu_times()[2:4])
+    total = sum(process.cpu_times()[:4])
     for child in process.children(recursive=True):
-        try: total += spent(child)
+        try: total += sum(child.cpu_times()[:2])
         except psutil.Error: pass
     return total
 
@@ -266,21 +242,16 @@ def _throttled_seconds(root='/'):
 
 # %% ../nbs/13_timing.ipynb #394f7928
 class Watch:
-    "Reads the machine between rounds"
-    def __init__(self,
-        device: str = 'cpu', # 'cpu', 'cuda', 'cuda:1', 'mps'
-    ):
-        self.device = device
-        self.process = psutil.Process()
-        self.cores = psutil.cpu_count() or 1
-        self.query = ask_card(device)
+    "Reads the machine between rounds on a device"
+    def __init__(self, device: str = 'cpu'):
+        self.process, self.cores, self.query = psutil.Process(), psutil.cpu_count() or 1, ask_card(device)
         self.readings = [self.read()]
 
     def read(self) -> Reading:
         "A `Reading` of this moment"
         times = psutil.cpu_times()
         busy = sum(getattr(times, k, 0.) for k in ('user', 'system', 'nice', 'irq', 'softirq'))
-        return Reading(time.monotonic(), busy, _own_seconds(self.process), getattr(times, 'steal', 0.),
+        return Reading(time.monotonic(), busy, _process_seconds(self.process), getattr(times, 'steal', 0.),
                        _throttled_seconds(), **self._card())
 
     def _card(self):
@@ -292,18 +263,15 @@ class Watch:
 
 # %% ../nbs/13_timing.ipynb #75cf743e
 @patch
-def judge(self: Watch,
-    force: bool = False, # judge also a short time
-) -> str | None: # empty if it was quiet; None if the time is too short to judge
-    "What disturbed the time since the last reading"
+def judge(self: Watch, force: bool = False) -> str | None:
+    "What disturbed the time since the last reading; empty if it was quiet, None where it is too short and not `force`"
     if not force and time.monotonic() - self.readings[-1].at < .25: return None
     self.readings.append(self.read())
     return disturbance(*self.readings[-2:], self.cores)
 
-# %% ../nbs/13_timing.ipynb #150c9002
 @patch
-def summary(self: Watch) -> dict: # name: lowest and highest value
-    "The range of clock and temperature, and of the number of other processes on the GPU if there were any"
+def summary(self: Watch) -> dict:
+    "Lowest and highest clock, temperature, and number of other processes on the GPU if there were any"
     values = {k: [v for r in self.readings if (v := getattr(r, k)) is not None] for k in ('clock_mhz', 'temperature_c')}
     tenants = [len(r.tenants) for r in self.readings]
     if any(tenants): values['other processes on the GPU'] = tenants
@@ -320,18 +288,14 @@ class Usage:
     joules: float | None = None # of the card, per step
 
     def __repr__(self):
-        shown = [('{} kernels', self.kernels),
-                 ('GPU busy {:.0%}', self.busy),
-                 ('GPU utilisation {:.0%}', self.gpu_utilization),
-                 ('{:.1f} processors busy', self.cpu_cores),
-                 ('{:.3g} J', self.joules)]
-        return ', '.join(text.format(value) for text, value in shown if value is not None)
+        words = dict(kernels='{} kernels', busy='GPU busy {:.0%}', gpu_utilization='GPU utilisation {:.0%}',
+                     cpu_cores='{:.1f} processors busy', joules='{:.3g} J')
+        return ', '.join(text.format(v) for k, text in words.items() if (v := getattr(self, k)) is not None)
 
 # %% ../nbs/13_timing.ipynb #82d9d26b
-def kernel_use(
-    events: list[dict], # `traceEvents` of a trace of the profiler
-) -> tuple[int, float]: # number of kernels; seconds
-    "How many kernels ran on the GPU, and the time in which it computed or copied, overlapping work counted once"
+def kernel_use(events: list[dict]) -> tuple[int, float]:
+    """Number of kernels on the GPU in `traceEvents` of the profiler, and the seconds in which it computed or copied,
+    overlapping work counted once"""
     kinds = ('kernel', 'gpu_memcpy', 'gpu_memset')
     work = sorted((e['ts'], e['ts'] + e['dur'], e['cat']) for e in events if e.get('cat') in kinds and 'dur' in e)
     busy, until = 0., -math.inf
@@ -341,10 +305,7 @@ def kernel_use(
     return sum(cat == 'kernel' for *_, cat in work), busy / 1e6
 
 # %% ../nbs/13_timing.ipynb #4e32aa5a
-def profiled(
-    call: Callable, # a function without arguments
-    *activities: Any, # of `torch.profiler.ProfilerActivity`
-) -> Any: # the profiler
+def profiled(call: Callable, *activities: Any) -> Any:
     "The profiler of torch after running `call()` under it, without its messages on the terminal"
     from torch.profiler import profile
     level = os.environ.get('KINETO_LOG_LEVEL')
@@ -371,19 +332,18 @@ def measure_usage(
     number: int = 0, # of the first step
 ) -> Usage:
     "The `Usage` of a step: runs it for `seconds` and, on a GPU, once under the profiler"
-    cuda = torch.device(device).type == 'cuda'
-    wait, process = synchroniser(device), psutil.Process()
+    wait, process, first = synchroniser(device), psutil.Process(), number
     query = ask_card(device) or (lambda *words: None)
     wait()
-    first, start = number, time.perf_counter()
-    cpu, energy = _own_seconds(process), query('TotalEnergyConsumption')  # millijoules
+    start, cpu, energy = time.perf_counter(), _process_seconds(process), query('TotalEnergyConsumption')  # millijoules
     while number == first or time.perf_counter() - start < seconds:
         step(number)
         wait()
         number += 1
     rates, energy_after = query('UtilizationRates'), query('TotalEnergyConsumption')
-    cpu = _own_seconds(process) - cpu
+    cpu = _process_seconds(process) - cpu
     spent, steps = time.perf_counter() - start, number - first
+    cuda = torch.device(device).type == 'cuda'
     kernels, busy = kernel_use(_trace(step, number, wait)) if cuda else (None, None)
     return Usage(kernels, busy and min(1., busy / (spent / steps)), rates and rates.gpu / 100, cpu / spent,
                  None if None in (energy, energy_after) else (energy_after - energy) / 1e3 / steps)
@@ -481,7 +441,7 @@ def _no_collection():
     finally:
         if enabled: gc.enable()
 
-# %% ../nbs/13_timing.ipynb #5d09370d
+
 def _timer(clock, wait):
     "A function that gives the seconds of one step"
     def timed(step, number):
@@ -494,18 +454,16 @@ def _timer(clock, wait):
 
 # %% ../nbs/13_timing.ipynb #f06e30e2
 def _warn_of_short_steps(seconds):
-    short = [name for name, values in seconds.items() if np.median(values) < SHORTEST]
-    if short:
+    if short := [name for name, values in seconds.items() if np.median(values) < SHORTEST]:
         warnings.warn(f'a step of {", ".join(short)} takes less than {SHORTEST * 1e6:.0f} us, '
                       'which the clock does not tell well: do more work in one step')
 
-# %% ../nbs/13_timing.ipynb #f35177c6
+
 def _usage_of(variant, device, seconds, number):
     "Its `Usage`; None where that fails: the rounds are worth more"
     try: return measure_usage(variant.step, device, seconds, number)
     except Exception as error:
-        reason = f'{type(error).__name__}: {str(error)[:200]}'
-        warnings.warn(f'the usage of {variant.name} could not be measured: {reason}')
+        warnings.warn(f'the usage of {variant.name} could not be measured: {error_line(error)}')
 
 # %% ../nbs/13_timing.ipynb #642c3430
 def compare(

@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from tqdm.auto import tqdm
 
 from .base import Choice, error_line, first_line, InputError, moved, write_json
-from .store import place, TokenStore
+from .store import to_device, TokenStore
 from .steps import Layout, layout_of, step_rows, steps
 from .loader import choose_workers, gather_seconds, Loader
 from .augment import augmented
@@ -32,7 +32,7 @@ from .metrics import score, signed
 from .checkpoint import (
     check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint,
     save_model, set_random_state)
-from .progress import Beside, Meter
+from .progress import BackgroundRun, Meter
 from .config import Hyperparameters, lr_factor, TrainConfig
 from .build import balanced_weights, check_run, plan_sizes
 from .recovery import choose_snapshot, faster_workers, SpikeWatch, steadier
@@ -145,7 +145,7 @@ class Trainer:
         self.max_length = None if store.task == 'causal' else store.max_length
         self.on_step, self.on_epoch, self.on_end = on_step, on_epoch, on_end
         self.folder = None if folder is None else Path(folder)
-        self.store, self.placed = place(store, str(engine.device))
+        self.store, self.placed = to_device(store, str(engine.device))
         self.loader, self.rates, self.total, self.stopping, self.pending, self.planned = None, {}, 0, False, [], ()
         self.rank, self.ranks = 0, 1
         if engine.ranks is not None:
@@ -164,13 +164,11 @@ class Trainer:
 # %% ../nbs/46_trainer.ipynb #f16d5b1a
 @patch
 def _reset(self: Trainer):
-    c = self.config
-    balanced = c.class_weights == 'balanced'
-    weights = balanced_weights(self.store, self.train) if balanced else c.class_weights
-    if balanced: weights = (*weights, *[0.] * (int(self.engine.model.config.num_labels) - len(weights)))
-    self.engine.reset(
-        c.lr, c.weight_decay, c.label_smoothing, c.max_grad_norm, c.seed, betas=c.betas, eps=c.eps,
-        class_weights=() if weights is None else weights, rows=min(c.effective_batch, len(self.train)))
+    c, model = self.config, self.engine.model
+    weights = c.class_weights or ()
+    if weights == 'balanced': weights = balanced_weights(self.store, self.train, int(model.config.num_labels))
+    self.engine.reset(c.lr, c.weight_decay, c.label_smoothing, c.max_grad_norm, c.seed, betas=c.betas, eps=c.eps,
+                      class_weights=weights, rows=min(c.effective_batch, len(self.train)))
 
 # %% ../nbs/46_trainer.ipynb #bdeed192
 @patch
@@ -348,7 +346,7 @@ def _go_back(self: Trainer, broken):
 # %% ../nbs/46_trainer.ipynb #c64e0939
 @patch
 def _steps(self: Trainer, rows):
-    "The steps of the epoch that are left: their rows, or batches that are gathered where the store is not on the device"
+    "The steps of the epoch that are left: their rows or, where the store is not on the device, gathered batches"
     c, p = self.config, self.position
     def left(plan, **settings):
         return plan(self.store, rows, c.effective_batch, seed=c.seed, epoch=p.epoch, first_step=p.within, **settings)
@@ -375,9 +373,9 @@ def _waited(self: Trainer, plan):
 @patch
 def _asked(self: Trainer):
     "Whether a file `stop` was put into the folder since the run began; looked for twice a second"
-    now = time.time()
-    if self.folder is None or self.ranks > 1 or now < self.look_at: return False
-    self.look_at = now + .5
+    moment = time.time()
+    if self.folder is None or self.ranks > 1 or moment < self.look_at: return False
+    self.look_at = moment + .5
     try: self.stopping = (self.folder / 'stop').stat().st_mtime > self.began
     except OSError: pass
     return self.stopping
@@ -590,6 +588,21 @@ def _end(self: Trainer, state):
     self.pending, self.good = [], None
     if self.meter.path: self.meter.read(self.position.done, min(self.position.epoch, self.config.epochs), state=state)
 
+# %% ../nbs/46_trainer.ipynb #747992b9
+@patch
+def _no_score(self: Trainer, history, valid):
+    c, rows = self.config, f'on these {len(valid)} rows'
+    if all(math.isfinite(e.train_loss + e.valid_loss) for e in history):
+        if c.metric == 'custom':
+            raise InputError(f'the custom metric gave no finite number {rows} in any epoch; '
+                             'let it return one, or choose another metric')
+        raise InputError(f'{c.metric} is not defined {rows}: a label is missing among them; '
+                         'choose another metric or other rows')
+    reason = next((d['reason'] for d in self.position.decisions[::-1] if d['what'] == 'loss'), '')
+    raise FloatingPointError(
+        f'the loss is not a number in epoch 1 (lr {c.lr:g}, {self.engine.precision.compute.value}); '
+        'lower the learning rate or train in fp32' + (f'. {reason}' if reason else ''))
+
 # %% ../nbs/46_trainer.ipynb #0e2725e3
 @patch
 def fit(self: Trainer,
@@ -630,26 +643,11 @@ def _write(self: Trainer, result):
         stopped_early=result.stopped_early, seconds=result.seconds, metric=self.config.metric,
         decisions=self.position.decisions))
 
-# %% ../nbs/46_trainer.ipynb #747992b9
-@patch
-def _no_score(self: Trainer, history, valid):
-    c, rows = self.config, f'on these {len(valid)} rows'
-    if all(math.isfinite(e.train_loss + e.valid_loss) for e in history):
-        if c.metric == 'custom':
-            raise InputError(f'the custom metric gave no finite number {rows} in any epoch; '
-                             'let it return one, or choose another metric')
-        raise InputError(f'{c.metric} is not defined {rows}: a label is missing among them; '
-                         'choose another metric or other rows')
-    reason = next((d['reason'] for d in self.position.decisions[::-1] if d['what'] == 'loss'), '')
-    raise FloatingPointError(
-        f'the loss is not a number in epoch 1 (lr {c.lr:g}, {self.engine.precision.compute.value}); '
-        'lower the learning rate or train in fp32' + (f'. {reason}' if reason else ''))
-
 # %% ../nbs/46_trainer.ipynb #8a557081
 @patch
-def start(self: Trainer, train: np.ndarray, valid: np.ndarray, resume: bool = False) -> Beside: # as for `fit`
+def start(self: Trainer, train: np.ndarray, valid: np.ndarray, resume: bool = False) -> BackgroundRun: # as for `fit`
     "`fit` in a thread, so that a notebook goes on: look with `progress()` or `progress.live`, end it with `stop()`"
-    return Beside(lambda: self.fit(train, valid, resume=resume), self.stop, self.folder)
+    return BackgroundRun(lambda: self.fit(train, valid, resume=resume), self.stop, self.folder)
 
 # %% ../nbs/46_trainer.ipynb #2b58febf
 @patch

@@ -6,7 +6,7 @@
 __all__ = ['watch', 'training_view', 'study_view', 'claims_view']
 
 # %% ../nbs/81_views.ipynb #9e684287
-import base64, io, math, os, threading, time, warnings
+import base64, contextlib, io, math, os, threading, time, warnings
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -28,6 +28,7 @@ from .space import curves, ended, fold_scores, spent, value_kind
 from .forecast import forecast
 from .claims import claims
 from .page import clip_text, row_verdict
+from .status import left_table
 
 # %% ../nbs/81_views.ipynb #7b0a70df
 @dataclass(frozen=True)
@@ -54,36 +55,30 @@ class MachineReading:
     core: float = 0. # share of the busiest core
     memory: float = 0. # share of the host's memory
 
-# %% ../nbs/81_views.ipynb #58d2ae96
-def _decoded(text): return text.decode() if isinstance(text, bytes) else text # older versions of the library give bytes
-
 # %% ../nbs/81_views.ipynb #5712ec99
 class MachineProbe:
     "Reads a machine; the management library is opened once"
     def __init__(self):
-        self.nvml, self.handles, self.tellers, self.names = None, (), (), ()
-        try:
+        self.tellers, self.names = (), ()
+        with contextlib.suppress(Exception): # no library, no driver, no card
             import pynvml
             pynvml.nvmlInit()
-            self.nvml = pynvml
-            self.handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-            self.tellers = [teller(pynvml, h) for h in self.handles]
+            handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+            self.tellers = [teller(pynvml, h) for h in handles]
             self.names = [_decoded(ask('UUID')) for ask in self.tellers] # as in `Progress.card`
-        except Exception: pass # no library, no driver, no card
         psutil.cpu_percent(percpu=True) # the first answer is of no use
 
-    def number(self,
-        card: str | None, # UUID
-    ) -> int: # 0 for a card that is not among them
-        "The number of a card"
-        return self.names.index(card) if card and card in self.names else 0
+    def number(self, card: str | None) -> int: # of a card by UUID; 0 for one that is not among them
+        return self.names.index(card) if card in self.names else 0
 
     def __call__(self) -> MachineReading:
         cores = psutil.cpu_percent(percpu=True)
         return MachineReading(time.time(), tuple(map(_read_card, self.tellers)), float(np.mean(cores)) / 100,
                               max(cores) / 100, psutil.virtual_memory().percent / 100)
 
-# %% ../nbs/81_views.ipynb #63f2fb5e
+# %% ../nbs/81_views.ipynb #6962a2ae
+def _decoded(text): return text.decode() if isinstance(text, bytes) else text # older versions of the library give bytes
+
 def _read_card(ask):
     use, memory, power, limit = map(ask, ('UtilizationRates', 'MemoryInfo', 'PowerUsage', 'EnforcedPowerLimit'))
     return Card(
@@ -107,7 +102,7 @@ def limit_of(
     if core > .5: return Choice('host', f'no GPU here; the busiest core is at {core:.0%}')
     return Choice('nothing', 'no GPU here, and the cores are idle')
 
-# %% ../nbs/81_views.ipynb #459eab34
+# %% ../nbs/81_views.ipynb #c313dbe5
 def _card_limit(cards, core, running):
     busy, last = float(np.mean([c.busy for c in cards])), cards[-1]
     if busy < .05 and not running: return Choice('nothing', 'the GPU is idle')
@@ -115,24 +110,19 @@ def _card_limit(cards, core, running):
     if last.used and last.total and last.used > .97 * last.total:
         return Choice('memory', f'{size(last.used)} of {size(last.total)} in use: the next larger step does not fit')
     if busy >= .9: return Choice('GPU', f'busy {busy:.0%} of the time: faster kernels, fewer of them, or less padding')
-    if core > .85:
-        return Choice('host', f'the GPU is busy {busy:.0%} of the time while one core is at {core:.0%}: launches are '
-                              'the limit; fewer kernels (compile, graphs) or larger steps')
-    return Choice('host', f'the GPU is busy {busy:.0%} of the time, and no core is full: '
-                          'it waits for something between the steps')
+    why = (f' while one core is at {core:.0%}: launches are the limit; fewer kernels (compile, graphs) or larger steps'
+           if core > .85 else ', and no core is full: it waits for something between the steps')
+    return Choice('host', f'the GPU is busy {busy:.0%} of the time{why}')
 
 # %% ../nbs/81_views.ipynb #9883bd31
 BLUE, GREY, RED, GREEN, ORANGE = '#1f5fbf', '#8a8a8a', '#b3261e', '#2e7d32', '#c77700'
 _LIVE = {} # the view that refreshes itself, by what it looks at
 
-# %% ../nbs/81_views.ipynb #756b0ee3
 class View:
     "Something to look at: widgets where a notebook listens, words and a picture elsewhere"
     every = 1. # seconds between two looks
 
-    def __init__(self,
-        key: object, # what it looks at
-    ):
+    def __init__(self, key): # what it looks at
         self.key, self.over, self.closed, self.problem, self.box = key, False, threading.Event(), '', None
         self.state = self.look() # which may find that it is over
 
@@ -163,12 +153,12 @@ LOOKS = 200 # times what a look cost is waited before the next one
 _VIEW_SECONDS = [0.] # processor seconds of all looks of this process
 
 def _until_next(view, cost, share):
-    "Seconds until the next look, from the processor seconds of a look and the share of a core that other work takes"
+    "Seconds until the next look; `share`: of a core, that other work takes"
     return max(view.every, cost * (LOOKS * max(1, len(_LIVE)) if share > .25 else 10))
 
 # %% ../nbs/81_views.ipynb #78194fc0
 def _wait(view, cost, work):
-    "Wait for the next look; False: the view was closed. The share is measured anew, so a long pause ends with the work"
+    "Wait for the next look, less once other work ends; False: the view was closed"
     last = time.monotonic()
     while True:
         work.append((time.monotonic(), time.process_time() - _VIEW_SECONDS[0]))
@@ -185,7 +175,7 @@ def _refresh_loop(view):
         start = time.thread_time()
         try: view.state, view.problem = view.look(), ''
         except Exception as exc: # half a file, a locked study: the next look may read it
-            view.problem = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__
+            view.problem = (str(exc).splitlines() or [type(exc).__name__])[0][:200]
         try: view.refresh()
         except Exception: break # the widgets are gone
         if view.over: break
@@ -215,7 +205,7 @@ def listened_to() -> bool:
 # %% ../nbs/81_views.ipynb #3b8b38be
 @patch
 def _ipython_display_(self: View, **kwargs):
-    "What a notebook calls: widgets with words and picture behind them, or words and then the picture"
+    "Widgets with words and a picture behind them, or words and then the picture"
     from IPython.display import display
     words, table, picture = self.words(), self.table(), base64.b64encode(self.png()).decode()
     if listened_to():
@@ -235,7 +225,17 @@ def _layout(height, top, legend, **more):
     return dict(height=height, margin=dict(l=50, r=10, t=top, b=40, autoexpand=False),
                 legend=dict(orientation='h', y=legend, yanchor='bottom'), **more)
 
-# %% ../nbs/81_views.ipynb #c30b74c5
+def _new_figure(width, height, *grid, **ratios):
+    "A figure of matplotlib, and its axes"
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(width, height), layout='constrained')
+    return figure, figure.subplots(*grid, **ratios)
+
+def _whole_numbers(*all_axes):
+    for axes in all_axes: axes.xaxis.get_major_locator().set_params(integer=True)
+
+# %% ../nbs/81_views.ipynb #349ee810
+def _has_values(values): return any(v is not None for v in values)
 def _gaps(values): return [math.nan if v is None else v for v in values]
 def _lines(*lines): return '\n'.join(line for line in lines if line)
 
@@ -243,19 +243,20 @@ def _ask(path, request, on=True):
     "Put a file where the process at work looks for it, or take it away"
     try: path.touch() if on else path.unlink(missing_ok=True)
     except OSError as exc:
-        raise InputError(f'{path.parent}: cannot be written to ({exc.strerror}), '
-                         f'so {request} from here') from None
+        raise InputError(f'{path.parent}: cannot be written to ({exc.strerror}), so {request} from here') from None
+
+def _press(view, act):
+    "Do what a button asks for, and show why not"
+    try: act()
+    except InputError as exc: view.problem = str(exc)
+    view.text.value = view.table()
 
 # %% ../nbs/81_views.ipynb #dd0cb777
 class MachineView(View):
     "GPU and host over the last minutes, and what limits now"
-    def __init__(self,
-        folder: str | Path | None, # see `watch`, as the next two
-        gpu: int | None,
-        keep: int,
-    ):
+    def __init__(self, folder, gpu, keep): # see `watch`
         self.folder, self.gpu, self.probe = folder and Path(folder), gpu, MachineProbe()
-        self.readings, self.progress, n = deque(maxlen=keep), None, len(self.probe.handles)
+        self.readings, self.progress, n = deque(maxlen=keep), None, len(self.probe.tellers)
         if self.folder and not self.folder.is_dir(): raise InputError(f'{folder}: no such run folder')
         if n and gpu is not None and not 0 <= gpu < n:
             raise InputError(f'gpu {gpu}: the driver reports {n}, numbered from 0')
@@ -292,6 +293,7 @@ def words(self: MachineView):
 _CARD_LINES = {'GPU busy': lambda c: (c.busy, 1), 'GPU memory': lambda c: (c.used, c.total),
                'power': lambda c: (c.power_w, c.limit_w), 'clock': lambda c: (c.clock_mhz, c.most_mhz)}
 
+# %% ../nbs/81_views.ipynb #c15d4e24
 @patch
 def series(self: MachineView) -> tuple[list, dict]: # seconds before now, and by name the percentages
     "What the readings show over time"
@@ -300,22 +302,18 @@ def series(self: MachineView) -> tuple[list, dict]: # seconds before now, and by
     lines = {}
     for name, of in _CARD_LINES.items():
         values = [percent(*of(r.cards[0])) if r.cards else None for r in readings]
-        if any(v is not None for v in values): lines[name] = values
+        if _has_values(values): lines[name] = values
     for name, part in (('CPU', 'cpu'), ('busiest core', 'core'), ('host memory', 'memory')):
         lines[name] = [100 * getattr(r, part) for r in readings]
     return [r.at - readings[-1].at for r in readings], lines
 
-# %% ../nbs/81_views.ipynb #cd7310eb
+# %% ../nbs/81_views.ipynb #fe05586c
 _STYLES = (('-', 'solid', BLUE), ('--', 'dash', RED), (':', 'dot', ORANGE), ('-.', 'dashdot', GREEN),
            ((0, (8, 3)), 'longdash', GREY), ('-', 'solid', '#6a3d9a'), ('--', 'dash', '#000000'))
 
-# %% ../nbs/81_views.ipynb #fe05586c
 @patch
 def draw(self: MachineView):
-    from matplotlib.figure import Figure
-    at, lines = self.series()
-    figure = Figure(figsize=(8, 3), layout='constrained')
-    axes = figure.subplots()
+    (at, lines), (figure, axes) = self.series(), _new_figure(8, 3)
     for (name, values), (style, _, color) in zip(lines.items(), _STYLES):
         axes.plot(at, _gaps(values), ls=style, color=color, label=name, marker='o' if len(at) < 3 else None)
     axes.set(xlabel='seconds before now', ylabel='%', ylim=(0, 102), title=f'limited by: {self.limit().value}')
@@ -356,9 +354,7 @@ def watch(
 # %% ../nbs/81_views.ipynb #b47c1c88
 class TrainingView(View):
     "A training, from its run folder"
-    def __init__(self,
-        folder: str | Path, # of the run
-    ):
+    def __init__(self, folder: str | Path): # of the run
         self.folder, self.history = Path(folder), []
         self.inode, self.offset = None, 0 # of the readings: the file, and its bytes that were read
         super().__init__(('training', str(self.folder.absolute())))
@@ -366,8 +362,7 @@ class TrainingView(View):
     def look(self):
         progress = read_progress(self.folder)
         self.over = progress is not None and progress.state != 'running'
-        try: self._read_more(readings_folder(self.folder) / 'progress.jsonl')
-        except OSError: pass # none yet
+        with contextlib.suppress(OSError): self._read_more(readings_folder(self.folder) / 'progress.jsonl') # none yet
         return progress, self.history
 
     def _read_more(self, path):
@@ -391,7 +386,10 @@ class TrainingView(View):
 @patch
 def words(self: TrainingView):
     p, _ = self.state
-    if p is None: return _lines(self._no_reading(), self.problem)
+    if p is None:
+        study = any((self.folder / n).is_file() for n in ('plan.json', 'study.db'))
+        what = 'a study, whose trainings keep no readings; `study_view` shows its trials' if study else 'no reading yet'
+        return _lines(f'{self.folder}: {what}', self.problem)
     rate = f'{p.tokens_per_s:,.0f} real tokens/s' if p.tokens_per_s else ''
     if rate and p.mfu: rate += f', {p.mfu:.1%} of the card’s peak ({p.tokens_per_s / p.mfu:,.0f} tokens/s)'
     elif rate: rate += ', peak of this machine unknown'
@@ -399,16 +397,9 @@ def words(self: TrainingView):
     return _lines(f'{p.state}: step {p.step} of {p.total}, epoch {p.epoch} of {p.epochs}, {duration(p.seconds)} {left}',
                   rate, p.note, self.problem)
 
-# %% ../nbs/81_views.ipynb #ac8f5860
-@patch
-def _no_reading(self: TrainingView):
-    if not any((self.folder / n).is_file() for n in ('plan.json', 'study.db')): return f'{self.folder}: no reading yet'
-    return f'{self.folder}: a study, whose trainings keep no readings; `study_view` shows its trials'
-
-# %% ../nbs/81_views.ipynb #9e070adf
+# %% ../nbs/81_views.ipynb #41361b70
 MOST_POINTS = 500 # of a line, about
 
-# %% ../nbs/81_views.ipynb #41361b70
 @patch
 def series(self: TrainingView) -> tuple[list, dict]: # steps, and by name what there is, a value each or None
     "What the readings show over the steps; of many, all scores and the last reading stay"
@@ -426,23 +417,20 @@ def series(self: TrainingView) -> tuple[list, dict]: # steps, and by name what t
 # %% ../nbs/81_views.ipynb #08e6942a
 @patch
 def draw(self: TrainingView):
-    from matplotlib.figure import Figure
-    (steps, lines), progress = self.series(), self.state[0]
-    figure = Figure(figsize=(9, 3), layout='constrained')
-    left, right = figure.subplots(1, 2)
+    (steps, lines), progress, (figure, (left, right)) = self.series(), self.state[0], _new_figure(9, 3, 1, 2)
     left.plot(steps, _gaps(lines['loss']), color=BLUE, label='loss')
     left.set(xlabel='step', ylabel='training loss')
-    if any(v is not None for v in lines['score']):
+    if _has_values(lines['score']):
         scores = left.twinx()
         scores.plot(steps, _gaps(lines['score']), 'D', color=ORANGE, label='score')
         scores.set_ylabel(f'{progress.metric}, evaluated')
     right.plot(steps, _gaps(lines['tokens']), color=BLUE, label='this training')
-    if any(v is not None for v in lines['peak']):
+    if _has_values(lines['peak']):
         right.plot(steps, _gaps(lines['peak']), ':', color=GREY, label='roofline: the card’s peak')
         right.legend(fontsize=7)
     top = max([v for line in (lines['tokens'], lines['peak']) for v in line if v], default=1)
     right.set(xlabel='step', ylabel='real tokens/s', ylim=(0, 1.08 * top)) # also where all readings are nearly the same
-    for axes in (left, right): axes.xaxis.get_major_locator().set_params(integer=True)
+    _whole_numbers(left, right)
     figure.suptitle(f'{self.folder.name}: {progress.state if progress else "no reading yet"}', fontsize=10)
     return figure
 
@@ -454,12 +442,10 @@ def widgets(self: TrainingView):
     self.text, self.bar = w.HTML(), w.FloatProgress(value=0, min=0, max=1, layout=w.Layout(width='100%'))
     self.button = w.Button(description='Stop after this step', tooltip='the run keeps what it has and can be resumed',
                            layout=w.Layout(width='auto'))
-    def press(_):
-        try:
-            self.stop()
-            self.button.description = 'Stopping'
-        except InputError as exc: self.problem = str(exc)
-    self.button.on_click(press)
+    def stop():
+        self.stop()
+        self.button.description = 'Stopping'
+    self.button.on_click(lambda _: _press(self, stop))
     return _box([self.text, self.bar, self.plot, self.button])
 
 # %% ../nbs/81_views.ipynb #50175541
@@ -487,7 +473,7 @@ def refresh(self: TrainingView):
     with self.plot.batch_update():
         for trace, name in zip(self.plot.data, ('loss', 'score', 'tokens', 'peak')):
             trace.x, trace.y = steps, lines[name]
-        self.plot.data[3].visible = any(v is not None for v in lines['peak'])
+        self.plot.data[3].visible = _has_values(lines['peak'])
         self.plot.data[2].text = ['peak unknown' if m is None else f'MFU {m:.1%}' for m in lines['mfu']]
     self.text.value = self.table()
     self.bar.value = progress.step / max(1, progress.total) if progress else 0.
@@ -509,17 +495,17 @@ def trial_rows(
     return [_trial_row(t, stride) for t in study.get_trials(deepcopy=False)
             if t.state.name != 'WAITING' and not t.user_attrs.get('interrupted')]
 
-# %% ../nbs/81_views.ipynb #503fb6dc
+# %% ../nbs/81_views.ipynb #82f46d71
 def _trial_row(t, stride):
     name, last = t.state.name, max(t.intermediate_values, default=0)
     complete, value = name == 'COMPLETE', t.intermediate_values[last] if last else None
-    state = ended(t) or {'COMPLETE': 'complete', 'PRUNED': 'stopped'}.get(name, 'failed')
+    state = {'RUNNING': 'running', 'COMPLETE': 'complete', 'PRUNED': 'stopped'}.get(name, 'failed')
     fold, epoch = divmod(last - 1, stride) if last else (-1, -1)
     return dict(
-        number=t.number, state='running' if name == 'RUNNING' else state, value=t.value if complete else value,
+        number=t.number, state=ended(t) or state if name != 'RUNNING' else state, value=t.value if complete else value,
         value_kind=value_kind(t) if complete else 'last value' if last else '', params=t.params, fold=fold + 1,
         epoch=epoch + 1, rungs=len(t.intermediate_values), curves=curves(t, stride),
-        folds=[float(v) for v in fold_scores(t) if isinstance(v, (int, float))], seconds=spent(t)['seconds'],
+        folds=[float(v) for v in fold_scores(t) if isinstance(v, int | float)], seconds=spent(t)['seconds'],
         reason=t.user_attrs.get('reason') or '')
 
 # %% ../nbs/81_views.ipynb #bee2108a
@@ -527,13 +513,12 @@ def _trial_row(t, stride):
 def _evaluator():
     with silent(): return optuna.importance.PedAnovaImportanceEvaluator() # it warns that it is experimental
 
-# %% ../nbs/81_views.ipynb #844488f1
 def _importance(study, rows):
     "What mattered, once eight trials have a value"
     if sum(r['state'] in ('complete', 'stopped') for r in rows) < 8: return {}
     try:
         with silent():
-            # where so many values are alike that the best cannot be told
+            # where so many values are alike that the best is unclear
             warnings.filterwarnings('ignore', message='Target and region quantiles')
             shares = optuna.importance.get_param_importances(study, evaluator=_evaluator())
     except Exception: return {} # a single parameter value
@@ -544,11 +529,7 @@ class StudyView(View):
     "A study, from its file"
     every = 2.
 
-    def __init__(self,
-        path: str | Path, # run folder, or the file of the study
-        name: str | None, # of the study
-        n_trials: int | None, # planned
-    ):
+    def __init__(self, path, name, n_trials): # see `study_view`
         self.path, self.name, self.n_trials, self.upto = Path(path), name, n_trials, None
         self.file = self.path / 'study.db' if self.path.is_dir() else self.path
         self.study, self.inode, self.ended, self.importance, self.forecast = None, None, None, {}, None
@@ -575,17 +556,13 @@ def _sign(self: StudyView, rows):
     loss = signed(metric, 1) < 0 if metric else all((r['value'] or 0) <= 0 for r in rows)
     return -1 if self.maximise and loss else 1
 
-# %% ../nbs/81_views.ipynb #3a133a04
 @patch
 def _forecast(self: StudyView, count):
     try: return forecast(self.study, self.n_trials) if self.n_trials and count < self.n_trials else None
     except InputError: return None # nothing has ended yet
 
-# %% ../nbs/81_views.ipynb #15e64438
 @patch
-def plain(self: StudyView,
-    value: float, # of a trial
-) -> float:
+def plain(self: StudyView, value: float) -> float: # of a trial
     "A value as it is read"
     return self.sign * value
 
@@ -610,15 +587,14 @@ def words(self: StudyView):
     rows, best = self.rows(), self.best()
     guessed = sum(r['value_kind'] == 'predicted' for r in rows)
     importance = ', '.join(f'{k} {v:.2f}' for k, v in self.importance.items())
-    predicted = ', by predicted values too' if guessed else ''
     ahead = self.upto is None and self.state[1]
     return _lines(
         self._counts(rows) + (f'; the value of {guessed} is a predicted mean, not measured' if guessed else ''),
         *(self._running_words(r) for r in rows if r['state'] == 'running'),
         best and f"best: trial {best['number']} with {self.plain(best['value']):.4f} "
                  f"over {len(best['folds']) or 1} folds; {_params_text(best['params'])}",
-        importance and f'what mattered{predicted}: {importance}', ahead and f'forecast: {ahead}',
-        'paused' if self._flag('pause').exists() else '', self.problem)
+        importance and f"what mattered{', by predicted values too' if guessed else ''}: {importance}",
+        ahead and f'forecast: {ahead}', 'paused' if self._flag('pause').exists() else '', self.problem)
 
 # %% ../nbs/81_views.ipynb #2bb41dea
 @patch
@@ -628,7 +604,6 @@ def _counts(self: StudyView, rows):
     states = ', '.join(f'{n} {s}' for s, n in count.items() if n)
     return f"{sum(count.values()) - count['running']}{total} trials: {states}"
 
-# %% ../nbs/81_views.ipynb #b8bdf499
 @patch
 def _running_words(self: StudyView, r):
     folds, epochs = self.settings.get('folds', 1), self.settings.get('epochs') or 'n/a'
@@ -665,7 +640,6 @@ def _labels(view):
     if len(kinds) == 1: words = 'predicted mean' if kinds == {'predicted'} else 'last value'
     return {state: f'stopped ({words})' if state == 'stopped' and kinds else state for state in _MARKS}
 
-# %% ../nbs/81_views.ipynb #202c2fe2
 def _points(view, state):
     "The trials of a state that have a value: rows, numbers and values"
     rows = [r for r in view.rows() if r['state'] == state and r['value'] is not None]
@@ -678,7 +652,6 @@ def _best_line(view):
     best = np.maximum if view.maximise == (view.sign > 0) else np.minimum
     return numbers, best.accumulate(values).tolist() if values else []
 
-# %% ../nbs/81_views.ipynb #70d7f67b
 def _reached(view):
     "How many trials reached each fold"
     folds = [*range(1, view.settings.get('folds', 1) + 1)]
@@ -699,12 +672,11 @@ def _curves(view):
 # %% ../nbs/81_views.ipynb #b2e844cd
 @patch
 def draw(self: StudyView):
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(10, 5), layout='constrained')
-    (values, course), (mattered, folds) = figure.subplots(2, 2, width_ratios=[1.7, 1], height_ratios=[1.7, 1])
+    figure, ((values, course), (mattered, folds)) = _new_figure(
+        10, 5, 2, 2, width_ratios=[1.7, 1], height_ratios=[1.7, 1])
     self._draw_values(values)
     self._draw_curves(course)
-    for axes in (values, course): axes.xaxis.get_major_locator().set_params(integer=True)
+    _whole_numbers(values, course)
     numbers, counts = _reached(self)
     folds.bar(numbers, counts, color=BLUE)
     folds.set(xlabel='fold', title='trials that reached a fold', xticks=numbers)
@@ -775,12 +747,6 @@ def widgets(self: StudyView):
     self.slider.observe(look_back, 'value')
     return _box([self.text, self.plot, w.HBox([self.slider, *buttons])])
 
-# %% ../nbs/81_views.ipynb #7ae90c4d
-def _press(view, act):
-    try: act()
-    except InputError as exc: view.problem = str(exc)
-    view.text.value = view.table()
-
 # %% ../nbs/81_views.ipynb #89263cb3
 def _hover(view, r):
     predicted = ', a predicted mean' if r['value_kind'] == 'predicted' else ''
@@ -788,7 +754,6 @@ def _hover(view, r):
     return (f"trial {r['number']}, {r['state']}{predicted}<br>{_params_text(r['params'])}<br>folds: {folds}, "
             f"{r['rungs']} epochs, {r['seconds']:.0f} s<br>{escape(r['reason'][:120])}")
 
-# %% ../nbs/81_views.ipynb #4e5f7a91
 def _mode(epochs):
     "Curves of several epochs are lines alone: a browser draws each marker as an element of its own"
     return 'lines' if max(filter(None, epochs), default=0) > 3 else 'lines+markers'
@@ -830,7 +795,6 @@ def study_view(
     "A study while it runs, in whichever process, or after it"
     return StudyView(path, name, n_trials or _planned(path))
 
-# %% ../nbs/81_views.ipynb #3a4fac03
 def _planned(path):
     for name in ('study', 'study_so_far', 'plan'):
         file = Path(path) / f'{name}.json'
@@ -843,12 +807,7 @@ def _planned(path):
 # %% ../nbs/81_views.ipynb #1e85c9fd
 class ClaimsView(View):
     "Recorded factors beside the claims"
-    def __init__(self,
-        folder: str | Path | None, # see `claims_view`, as the next three
-        label: str | None,
-        card: str | None,
-        verdict: str | None,
-    ):
+    def __init__(self, folder, label, card, verdict): # see `claims_view`
         self.folder, self.picked = folder, dict(label=label, card=card, verdict=verdict)
         super().__init__(('claims', str(folder)))
         self.over = True # records do not move
@@ -859,9 +818,7 @@ class ClaimsView(View):
         except ValueError as exc: raise InputError(str(exc)) from None
         return _claim_records(table)
 
-    def values(self,
-        what: str, # 'label', 'card' or 'verdict'
-    ) -> list[str]:
+    def values(self, what: str) -> list[str]: # 'label', 'card' or 'verdict'
         "What there is to pick"
         return sorted(map(str, self.state[what].dropna().unique()))
 
@@ -882,41 +839,36 @@ _CLAIM_COLUMNS = (
     'claim', 'ratio_p50', 'ratio_low', 'ratio_high', 'label', 'card', 'verdict', 'workload', 'file', 'date',
     'ratio_before_p50', 'ratio_before_low', 'ratio_before_high', 'repeats', 'source', 'baseline')
 
-# %% ../nbs/81_views.ipynb #78fb9a93
+# %% ../nbs/81_views.ipynb #a638f2d6
 def _claim_records(table):
     "The rows that measure a claim: factor with its interval, verdict, and what was claimed"
-    table, known = table.reindex(columns=[*dict.fromkeys([*table.columns, *_CLAIM_COLUMNS])]), claims()
+    table, texts = table.reindex(columns=[*dict.fromkeys([*table.columns, *_CLAIM_COLUMNS])]), claims()
     # a ledger's copy of another record is there once
     rows = table[table.claim.notna() & (table.source != 'recorded') & (table.variant != table.baseline)].copy()
     # in a ladder a claim is about the step before it
     before = rows.ratio_before_p50.notna() & rows.variant.map(in_ladder) & ~rows.claim.str.startswith('all_')
     for q in ('p50', 'low', 'high'): rows[q] = rows[f'ratio_before_{q}'].where(before, rows[f'ratio_{q}']).astype(float)
     rows['verdict'] = [_verdict(r) for r in rows.itertuples()]
-    rows['claimed'] = [known.claimed.get(c, '') for c in rows.claim]
-    rows['name'] = [known.optimization.get(c, c) for c in rows.claim]
+    rows['claimed'] = [texts.claimed.get(c, '') for c in rows.claim]
+    rows['name'] = [texts.optimization.get(c, c) for c in rows.claim]
     return rows[rows.p50.notna()]
 
-# %% ../nbs/81_views.ipynb #a326fe7d
 def _verdict(r): # in one set of words
     if r.verdict == 'not applicable': return r.verdict
     return row_verdict(dict(claim=r.claim, ratio=dict(p50=r.p50, low=r.low, high=r.high), repeats=r.repeats)).value
 
-# %% ../nbs/81_views.ipynb #1e173e58
+# %% ../nbs/81_views.ipynb #47654c95
 _TABLE_COLUMNS = dict(
     name='claim', claimed='claimed', p50='measured', low='from', high='to', verdict='verdict', label='training',
     card='card', workload='workload', variant='variant', file='record')
 
-# %% ../nbs/81_views.ipynb #47654c95
 @patch
 def table(self: ClaimsView) -> str:
     "The records as HTML, sixty at most"
-    cell = lambda v: f'{v:.2f}' if isinstance(v, float) else escape(str(v)[:70])
-    row = lambda r: ''.join(f'<td style="text-align:left">{cell(r[c])}</td>' for c in _TABLE_COLUMNS)
-    body = ''.join(f'<tr>{row(r)}</tr>' for _, r in self.rows().iloc[::-1].head(60).iterrows())
-    head = ''.join(f'<th style=text-align:left>{title}</th>' for title in _TABLE_COLUMNS.values())
-    return f'<div>{escape(self.words())}</div><table><tr>{head}</tr>{body}</table>'
+    cell = lambda v: f'{v:.2f}' if isinstance(v, float) else str(v)[:70]
+    rows = [[cell(r[c]) for c in _TABLE_COLUMNS] for _, r in self.rows().iloc[::-1].head(60).iterrows()]
+    return f'<div>{escape(self.words())}</div>{left_table(_TABLE_COLUMNS.values(), rows)}'
 
-# %% ../nbs/81_views.ipynb #95bb23d9
 def _claim_lines(view):
     "The picked records, and a name for each"
     rows = view.rows()
@@ -926,11 +878,9 @@ def _claim_lines(view):
 # %% ../nbs/81_views.ipynb #711c4486
 @patch
 def draw(self: ClaimsView):
-    from matplotlib.figure import Figure
     rows, names = _claim_lines(self)
-    rows, names = rows.tail(40), names[-40:]
-    figure = Figure(figsize=(9, .22 * max(len(rows), 4) + 1.2), layout='constrained')
-    axes, at = figure.subplots(), np.arange(len(rows))
+    rows, names, at = rows.tail(40), names[-40:], np.arange(min(40, len(rows)))
+    figure, axes = _new_figure(9, .22 * max(len(rows), 4) + 1.2)
     axes.hlines(at, rows.low, rows.high, color=BLUE)
     axes.plot(rows.p50, at, 'o', color=BLUE, ms=4)
     axes.axvline(1, color=GREY, lw=1)
@@ -944,10 +894,10 @@ def draw(self: ClaimsView):
 
 # %% ../nbs/81_views.ipynb #017c0f8a
 def _claim_hover(r):
-    e = lambda v: escape(str(v))
-    return (f"{e(r['name'])}: {r.p50:.2f} ({r.low:.2f} to {r.high:.2f})<br>claimed: {e(r.claimed)}<br>{e(r.variant)}, "
-            f"{e(r.label)}, verdict: {e(r.verdict)}<br>{e(str(r.workload)[:90])}<br>{e(r.card)}, {str(r.date)[:10]}, "
-            f"{e(r.file)}")
+    lines = (f"{r['name']}: {r.p50:.2f} ({r.low:.2f} to {r.high:.2f})", f'claimed: {r.claimed}',
+             f'{r.variant}, {r.label}, verdict: {r.verdict}', str(r.workload)[:90],
+             f'{r.card}, {str(r.date)[:10]}, {r.file}')
+    return '<br>'.join(map(escape, lines))
 
 # %% ../nbs/81_views.ipynb #9ac02152
 @patch
@@ -973,7 +923,6 @@ def _pick(self: ClaimsView, what, value):
     self.picked[what] = None if value == 'all' else value
     self.refresh()
 
-# %% ../nbs/81_views.ipynb #25bd7aea
 @patch
 def refresh(self: ClaimsView):
     rows, names = _claim_lines(self)

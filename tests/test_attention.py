@@ -119,7 +119,7 @@ def test_a_stand_in_on_projections_is_its_module(kinds, share, near):
     module = module_of(pos_att_type=kinds, share_att_key=share)
     places, tokens = _places_of(module, [20, 11, 7], ((1, 32), (3, 16)), 'cpu', spare=2)
     distances = [build_relative_position(torch.zeros(l, 1), torch.zeros(l, 1), 16, 96) for _, l in places.slots]
-    places.own = [(m[:, None, None] & m[:, None, :, None], d, near and int(d.max()) + 1) for m, d in zip(places.masks, distances)]
+    places.native = [(m[:, None, None] & m[:, None, :, None], d, near and int(d.max()) + 1) for m, d in zip(places.masks, distances)]
     table, hidden = (torch.randn(n, 12, dtype=torch.float64, requires_grad=True) for n in (2 * module.pos_ebd_size, tokens))
     inputs = [hidden, table, *module.parameters()]
     def gradients(out):

@@ -291,7 +291,7 @@ open('code', 'w').write(str(main(['report', 'run'])))"""
 @pytest.mark.parametrize('encoding', ['ascii', 'utf-8', 'latin-1'])
 def test_what_a_stream_does_not_know_leaves_json_whole(encoding):
     out, said = io.TextIOWrapper(io.BytesIO(), encoding, errors='backslashreplace'), dict(why='3 µs → ü \N{GRINNING FACE}')
-    _print_result(SimpleNamespace(as_json=True, out=out, lines=[]), ('', said))
+    _print_result(SimpleNamespace(as_json=True, out=out), ('', said))
     out.flush()
     assert json.loads(out.buffer.getvalue()) == said
 

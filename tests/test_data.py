@@ -16,7 +16,7 @@ from optkit import table as table_module
 from optkit.base import InputError
 from optkit.table import GAPS, IGNORED, missing_rows, parse_labels, read_frame, read_table, Table, table_from
 from optkit.store import (
-    choose_place, example_table, load_store, place, save_store, store_key, tokenise, TokenStore, word_tokenizer)
+    choose_device, example_table, load_store, save_store, store_key, to_device, tokenise, TokenStore, word_tokenizer)
 from optkit.steps import (
     batch_of, gather, grouped_order, LAYOUT_LABELS, LAYOUTS, micro_batches, MicroBatch, pack, pack_budget,
     packed_of, padded_tokens, real_tokens, sample_order, steps)
@@ -796,9 +796,9 @@ def test_two_processes_write_at_once_and_a_reader_sees_whole_files(tmp_path):
 
 
 def test_where_the_tokens_lie():
-    assert choose_place(10**6, None) .value == 'cpu' and choose_place(10**9, 10**10).value == 'cuda' and choose_place(10**9 + 1, 10**10).value == 'cpu'
-    assert 'more than 10%' in choose_place(2 * 10**9, 10**10).reason and choose_place(2 * 10**9, 10**10, share=.5).value == 'cuda'
-    store, choice = place(store_of([5, 6]), 'cpu')
+    assert choose_device(10**6, None) .value == 'cpu' and choose_device(10**9, 10**10).value == 'cuda' and choose_device(10**9 + 1, 10**10).value == 'cpu'
+    assert 'more than 10%' in choose_device(2 * 10**9, 10**10).reason and choose_device(2 * 10**9, 10**10, share=.5).value == 'cuda'
+    store, choice = to_device(store_of([5, 6]), 'cpu')
     assert choice.value == 'cpu' and store.nbytes == 11 * 5 + 3 * 8 + 2 * 8
 
 

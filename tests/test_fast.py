@@ -2,6 +2,7 @@
 import copy, gc, itertools, math, pickle, subprocess
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -953,8 +954,7 @@ def test_a_compiler_that_fails_is_left_out(monkeypatch):
 def test_an_evaluation_that_cannot_be_captured_is_plain(monkeypatch):
     plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     fast.forward_in_places = True
-    build = FastEngine._build
-    monkeypatch.setattr(FastEngine, '_build', lambda *a, train=True, **k: build(*a, **k) if train else (_ for _ in ()).throw(RuntimeError('not in a capture')))
+    monkeypatch.setattr(FastEngine, '_evaluate', lambda *a: (_ for _ in ()).throw(RuntimeError('not in a capture')))
     torch.testing.assert_close(plain.predict(STORE, np.arange(9)), fast.predict(STORE, np.arange(9)), rtol=1e-5, atol=1e-6)
     assert 'evaluation is plain: RuntimeError: not in a capture' in repr(fast) and not fast.forward_in_places
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)  # training is what it was
@@ -1197,11 +1197,11 @@ class Copies(torch.utils._python_dispatch.TorchDispatchMode):
 @pytest.mark.parametrize('name', ['deberta', 'deberta, own keys', 'deberta, wide table', 'deberta with a convolution', 'gpt2', 'llama', 'qwen3'])
 def test_padded_rows_copy_nothing_from_host_memory(name, monkeypatch):
     "On tensors without memory, whose device is another than that of the numbers a model makes; the copy that transformers does for DeBERTa's distances is seen at their first use"
-    from optkit.slots import _kept_positions
+    from optkit.slots import _cached_positions
     for change in ('_ignore_bidirectional_mask_sdpa', '_ignore_causal_mask_sdpa'): monkeypatch.setattr(f'transformers.masking_utils.{change}', lambda *a, **k: False)  # they ask whether all of a mask is 1, unless it is captured
     with torch.device('meta'): model, inputs = model_of(name).train(), dict(input_ids=torch.ones(3, 32, dtype=torch.int64), attention_mask=torch.ones(3, 32, dtype=torch.int64))
     model.config.use_cache, kept = False, {}
-    for encoder in [m for m in model.modules() if hasattr(m, 'get_rel_pos')]: encoder.get_rel_pos = _kept_positions(encoder, kept)
+    for encoder in [m for m in model.modules() if hasattr(m, 'get_rel_pos')]: encoder.get_rel_pos = partial(_cached_positions, encoder, kept)
     found = []
     for _ in range(2):
         with Copies() as copies: model(**inputs).logits.sum().backward()

@@ -1796,7 +1796,7 @@ def in_places(module, own, lengths=(30, 28, 14, 9)):
         masks = [m[:, None, None].expand(-1, 1, m.shape[1], -1) for m in places.masks]
         empty = [torch.zeros(l, 1, device=DEVICE) for _, l in places.slots]
         distances = [build_relative_position(t, t, 16, 96) if kind == 'deberta' else None for t in empty]
-        places.own = [(m, d, None) for m, d in zip(masks, distances)]
+        places.native = [(m, d, None) for m, d in zip(masks, distances)]
     table = dict(rel_embeddings=torch.randn(2 * module.pos_ebd_size, 32, device=DEVICE)) if kind == 'deberta' else {}
     module.__dict__.update(places=places, stand=attention.stand_in(module) if own else None)
     module.__class__ = attention.in_places(type(module), kind, own)

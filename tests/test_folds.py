@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from optkit.base import InputError
-from optkit.folds import check_folds, split_rows, spread, stratified_folds
+from optkit.folds import check_folds, split_rows, stratified_folds
 
 
 @pytest.mark.parametrize('counts, k, held_out, said', [
@@ -78,11 +78,6 @@ def test_a_group_is_never_split():
     assert sorted(np.concatenate([v for _, v in folds]).tolist()) == rows.tolist()
     assert any(set(groups[t]) & set(groups[v]) for t, v in stratified_folds(rows, labels, 4)), 'without groups they are split'
     with pytest.raises(InputError, match='4 groups for 5 folds; expected at least 5'): stratified_folds(np.arange(20), labels, 5, groups=groups)
-
-
-def test_mean_and_its_error():
-    mean, error = spread([.8, .9, .85])
-    assert mean == pytest.approx(.85) and error == pytest.approx(math.sqrt((.05**2 + .05**2) / 2) / math.sqrt(3)) and spread([.7]) == (.7, 0)
 
 
 # --- repeated folds, cross-validation, stopping between folds

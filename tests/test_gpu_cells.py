@@ -103,3 +103,20 @@ def test_a_cell_is_not_begun_when_the_time_is_over(notebook, capsys, monkeypatch
     monkeypatch.setenv('OPTKIT_UNTIL', str(time.time() + runner.LEAST - 1))
     missed, said = run(notebook('print("no flag")', '#| cuda\nprint("flag")'), capsys)
     assert missed == ['c1'] and 'no flag' in said and 'not begun' in said
+
+
+def test_a_benchmark_asks_how_much_time_is_left(tmp_path, capsys, monkeypatch):
+    import time_limit
+    from optkit.hardware import hardware_with
+    from optkit.records import Record, save_records
+    for name in ('OPTKIT_RESUME', 'OPTKIT_UNTIL', 'OPTKIT_COMMIT'): monkeypatch.delenv(name, raising=False)
+    hardware = hardware_with(None)
+    path = save_records(tmp_path/'try-cpu.json', [Record('a', 'a')], hardware, 'this test')
+    assert (time_limit.kept_record(path, hardware), time_limit.time_left(), time_limit.seconds_for(30.)) == (None, float('inf'), 30.)
+    monkeypatch.setenv('OPTKIT_RESUME', '1')
+    monkeypatch.setenv('OPTKIT_UNTIL', str(time.time() + 25))
+    assert [r['variant'] for r in time_limit.kept_record(path, hardware)['rows']] == ['a']
+    assert 10 < time_limit.seconds_for(30.) < 15.1 and time_limit.seconds_for(30., 40.) == 1
+    assert time_limit.enough(20, 'x') and not time_limit.enough(40, 'x') and 'x: left out' in capsys.readouterr().out
+    monkeypatch.setenv('OPTKIT_COMMIT', 'another')
+    assert time_limit.kept_record(path, hardware) is None

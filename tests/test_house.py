@@ -8,24 +8,66 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / 'tools'))
-from house import Chapter, circles, house, read
+from house import circles, house, read, read_cells
 
 CHAPTERS = [read(path) for path in sorted((ROOT / 'nbs').glob('[0-9]*.ipynb'))]
 STRUCTURE = ('imports of a later chapter', 'circles', 'private names of another chapter')
+NOTHING = dict.fromkeys(('exported lines that are too wide', 'lines with several statements',
+                         'longer runs of exported lines without a running cell', 'names that say nothing'), [])
 
 
-def test_no_chapter_imports_a_later_one_or_a_private_name_and_none_form_a_circle():
-    figures = {what: (value, places) for what, value, _, _, places in house(CHAPTERS)}
-    assert {what: figures[what] for what in STRUCTURE} == {what: (0, []) for what in STRUCTURE}
+@pytest.fixture(scope='module')
+def figures(): return {what: (value, holds, places) for what, value, _, holds, places in house(CHAPTERS)}
+
+
+@pytest.mark.parametrize('chapter', CHAPTERS, ids=lambda chapter: chapter.name)
+def test_a_chapter_can_be_read(chapter):
+    assert dict(zip(NOTHING, (chapter.wide, chapter.shared, chapter.longer, chapter.vague))) == NOTHING
+
+
+@pytest.mark.parametrize('what', STRUCTURE)
+def test_how_chapters_hang_together(figures, what):
+    assert figures[what] == (0, True, [])
+
+
+def test_what_is_measured_over_all_chapters_is_within_its_limit(figures):
+    assert {what: (value, places) for what, (value, holds, places) in figures.items() if not holds and what not in STRUCTURE
+            and not what.startswith(('exported lines', 'most exported lines', 'names such as'))} == {}
+
+
+def chapter(name, *cells):
+    "A `Chapter` of cells, pairs of a source and outputs"
+    return read_cells(name, [dict(cell_type='code', id=f'{name}{n}', source=source, outputs=outputs)
+                             for n, (source, outputs) in enumerate(cells)])
 
 
 def test_what_misses_a_limit_is_seen():
-    low, high = Chapter('10_low', 'low'), Chapter('20_high', 'high')
-    for chapter in (low, high): chapter.cells, chapter.runs = ['a = 1'], [1]
-    low.imports, high.imports = {'high': {'tower'}}, {'low': {'_cellar'}}
+    low = chapter('10_low', ('#| default_exp low', []), ('#| export\nfrom optkit.high import tower', []))
+    high = chapter('20_high', ('#| default_exp high', []),
+                   ('#| export\nfrom optkit.low import _cellar\ndef lamp(room): return room._dark, room._seen', []),
+                   ('#| exporti\nclass Tower:\n    def __init__(self): self._seen = self._dark_ = 1; self.on = 2', []))
+    low.bound.add('_dark')
     figures = {what: places for what, *_, places in house([low, high])}
-    assert [figures[what] for what in STRUCTURE] == [['low -> high'], ['high low'], ['high takes low._cellar']]
+    assert [figures[what] for what in STRUCTURE] == [
+        ['low -> high'], ['high low'], ['high takes low._cellar', 'high reads room._dark']]
+    assert figures['exported lines with several statements'] == ['20_high 20_high2: line 3']
+    assert chapter('10_a', ('#| export\ndef f(found): kept = found', [])).vague == [('10_a0', 'found'), ('10_a0', 'kept')]
+    assert (high.public, high.internal) == ({'lamp': True}, {'Tower'})
     assert circles({'a': {'b'}, 'b': {'c'}, 'c': set()}) == []
+
+
+def test_only_a_cell_that_shows_or_asserts_breaks_a_run_of_exported_lines():
+    quiet, loud, export = ('x = 1', []), ('x', [dict(output_type='execute_result')]), ('#| export\na = 1\nb = 2', [])
+    assert chapter('10_a', export, quiet, export).runs == [4]
+    assert chapter('10_a', export, ('#| hide\ntest_eq(a, 1)', []), export).runs == [4]
+    assert chapter('10_a', export, loud, export, ('assert a', []), export).runs == [2, 2, 2]
+
+
+@pytest.mark.parametrize('source, shown', [('f(1)', True), ('list(map(f, [1]))', True), ('[r for r in rows if r.f]', False),
+    ('f', False), ('from optkit.a import f', False), ('x.f()', False), ('try: g()\nexcept f: pass', True)])
+def test_an_example_calls_the_name(source, shown):
+    example = chapter('10_a', ('#| export\ndef f(x): return x', []), (source, [dict(output_type='stream')]))
+    assert (example.unseen == []) == shown
 
 
 @pytest.mark.parametrize('old, name, new', [('data', 'TokenStore', 'store'), ('data', 'steps', 'steps'),
@@ -39,6 +81,22 @@ def test_names_that_moved_can_be_read_from_their_old_module_with_a_warning(old, 
     assert name in vars(module) or any(str(w.message) == f'optkit.{old}.{name} moved to optkit.{new}' for w in caught)
 
 
+@pytest.mark.parametrize('module, old, new', [('trainer', 'Position', 'RunState'), ('trainer', 'CHANGES_NOTHING', 'ROUNDING_ONLY_FIELDS'),
+    ('trainer', 'BUILT_IN', 'ENGINE_FIELDS'), ('progress', 'Beside', 'BackgroundRun'), ('store', 'place', 'to_device'), ('data', 'place', 'to_device')])
+def test_names_of_before_can_be_read_with_a_warning(module, old, new):
+    module = importlib.import_module(f'optkit.{module}')
+    with pytest.warns(DeprecationWarning, match=f'{old} is now {new}'): value = getattr(module, old)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert value is getattr(module, new)
+
+
 def test_a_name_that_no_module_had_is_none():
     for old in ('data', 'engine', 'claims'):
         with pytest.raises(AttributeError, match='has no attribute'): getattr(importlib.import_module(f'optkit.{old}'), 'nothing_at_all')
+
+
+def test_readme_fits_one_screen_before_the_first_command():
+    before, commands, after = (ROOT / 'README.md').read_text('utf-8').split('```')[:3]
+    assert len(before.split('-->')[1].split()) < 120 and before.count('<img ') == 1 and len(commands.strip().splitlines()) == 3
+    assert 'does not win' in after and after.count('\n|---') == 1 # one table, and what it leaves out

@@ -9,7 +9,7 @@ from optkit.cards import GPU, gpu_table, known_gpu
 from optkit.hardware import hardware_with
 from optkit.precision import (
     attention_ran, BACKENDS, choose_attention, choose_fp8, choose_precision, choose_sdpa, held_format,
-    import_problem, model_facts, sdpa_obstacles, sdpa_taken, tf32_set)
+    import_problem, model_facts, sdpa_obstacles, tf32_set)
 
 EXPECTED = {'RTX 3090': 'bf16', 'RTX 3090 Ti': 'bf16', 'RTX 4070': 'bf16', 'RTX 4090': 'bf16', 'RTX 5070': 'bf16', 'RTX 5090': 'bf16', 'A10': 'bf16', 'A100 PCIe 40GB': 'bf16',
             'L4': 'bf16', 'L40S': 'bf16', 'H100 PCIe': 'bf16', 'H100 SXM': 'bf16', 'H200': 'bf16', 'B200': 'bf16', 'RTX 6000 Ada': 'bf16', 'RTX PRO 6000': 'bf16', 'T4': 'fp16', 'V100': 'fp16'}
@@ -160,8 +160,9 @@ def test_a_row_of_padding_stays_finite(backend, dtype):
 
 def test_the_backend_that_is_taken():
     q = torch.randn(1, 2, 8, 16)
-    with sdpa_kernel(SDPBackend.MATH): assert sdpa_taken(q, q, q) == 'math'
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]): assert sdpa_taken(q, q, q) == 'flash' and sdpa_taken(q, q, q, dropout=.5) == 'math'
+    def ran(dropout=0.): return attention_ran(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=dropout))
+    with sdpa_kernel(SDPBackend.MATH): assert ran() == {'math': 1}
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]): assert ran() == {'flash': 1} and ran(.5) == {'math': 1}
 
 
 def test_every_card_of_the_table_has_a_precision():

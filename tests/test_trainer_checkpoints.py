@@ -16,7 +16,7 @@ from optkit.store import example_table, tokenise, word_tokenizer
 from optkit.steps import Layout
 from optkit.models import example_model
 from optkit.hardware import hardware_with
-from optkit.progress import Beside, live, Meter, Progress, read_progress
+from optkit.progress import BackgroundRun, live, Meter, Progress, read_progress
 from optkit.config import TrainConfig
 from optkit.build import make_engine
 from optkit.trainer import RunState, Trainer
@@ -256,7 +256,7 @@ def test_what_only_changes_rounding_may_differ(store, tmp_path):
 
 
 @pytest.mark.parametrize('change, rows, said', [
-    (dict(), (np.arange(0), VALID), 'rows to train on'), (dict(), (np.arange(100), VALID), 'rows to train go from 0 to 99, the store has 90'), (dict(metric='r2'), (TRAIN, VALID), "metric 'r2' is none of the task classification"),
+    (dict(), (np.arange(0), VALID), 'rows to train on'), (dict(), (np.arange(100), VALID), 'rows to train: expected numbers from 0 to 89, found 0 to 99'), (dict(metric='r2'), (TRAIN, VALID), "metric 'r2' is none of the task classification"),
     (dict(metric='custom'), (TRAIN, VALID), "metric 'custom' needs a function"), (dict(layout='packed', max_tokens=20), (TRAIN, VALID), 'max_tokens is 20, but a row has 48 tokens'),
     (dict(class_weights=(1., 2., 3.)), (TRAIN, VALID), '3 class_weights for a head of 2 classes')], ids=str)
 def test_what_does_not_fit_together_is_refused_before_anything_is_written(store, tmp_path, change, rows, said):

@@ -76,7 +76,7 @@ def test_a_run_says_why_the_fast_engine_is_not(store, monkeypatch, tmp_path):
     monkeypatch.setattr('optkit.fast.places_problem', lambda *a: 'a planted problem')
     assert run('padded') == [('in part', 'rows are padded: a planted problem')]
     monkeypatch.undo()
-    monkeypatch.setattr(FastEngine, '_build_forward', lambda *a: (_ for _ in ()).throw(RuntimeError('not in a capture')))
+    monkeypatch.setattr(FastEngine, '_evaluate', lambda *a: (_ for _ in ()).throw(RuntimeError('not in a capture')))
     assert run('evaluated', lambda engine: setattr(engine, 'forward_in_places', True)) == [('in part', 'evaluation is plain: RuntimeError: not in a capture')]
 
 

@@ -131,15 +131,15 @@ def key(subject, body):
 
 def demo_rows(data):
     "The rows of the demo, from the folder `data` of the package"
-    rows, seen = {'ham': [], 'spam': []}, set()
+    rows, keys = {'ham': [], 'spam': []}, set()
     for path in sorted(data.glob('*-[0-9]/*.txt')):
-        if (row := row_of(path)) is None or key(*row) in seen: continue
-        seen.add(key(*row))
+        if (row := row_of(path)) is None or key(*row) in keys: continue
+        keys.add(key(*row))
         rows['spam' if path.parent.name.startswith('spam') else 'ham'].append(row)
-    print({label: f'{len(found)} distinct, {ROWS[label]} taken' for label, found in rows.items()})
+    print({label: f'{len(mails)} distinct, {ROWS[label]} taken' for label, mails in rows.items()})
     # The digest orders the mails at random, and the same way each time
     order = lambda row: hashlib.sha256('\n'.join(row).encode()).digest()
-    return sorted(((*row, label) for label, found in rows.items() for row in sorted(found, key=order)[:ROWS[label]]), key=order)
+    return sorted(((*row, label) for label, mails in rows.items() for row in sorted(mails, key=order)[:ROWS[label]]), key=order)
 
 
 def main():

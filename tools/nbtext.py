@@ -40,21 +40,21 @@ def parse(text):
 
 def apply(cells, old):
     "The notebook of the parsed `cells`, with ids and outputs of the notebook `old` where they still fit"
-    taken = [id for id, *_ in cells if id]
-    if twice := {id for id in taken if taken.count(id) > 1}: raise SystemExit(f"ids used twice: {sorted(twice)}")
-    known, taken, result = {cell['id']: cell for cell in old['cells']}, set(taken), []
+    used = [id for id, *_ in cells if id]
+    if twice := {id for id in used if used.count(id) > 1}: raise SystemExit(f"ids used twice: {sorted(twice)}")
+    old_cells, used, result = {cell['id']: cell for cell in old['cells']}, set(used), []
     for id, kind, text in cells:
         if id is None:
             same = [c['id'] for c in old['cells'] if (c['cell_type'], source(c)) == (kind, text)]
             made = (hashlib.sha256(f'{n}{kind}{text}'.encode()).hexdigest()[:8] for n in range(10**6))
-            id = next((i for i in same if i not in taken), None) or next(i for i in made if i not in taken | {*known})
-            taken.add(id)
-        before = known.get(id, {})
-        kept = before and (before['cell_type'], source(before)) == (kind, text)
+            id = next((i for i in same if i not in used), None) or next(i for i in made if i not in used | {*old_cells})
+            used.add(id)
+        before = old_cells.get(id, {})
+        unchanged = before and (before['cell_type'], source(before)) == (kind, text)
         cell = dict(cell_type=kind, id=id, metadata=before.get('metadata', {}), source=text.splitlines(keepends=True))
         if kind == 'code':
             cell |= dict(execution_count=None, outputs=[])
-            if kept: cell |= dict(execution_count=before['execution_count'], outputs=before['outputs'])
+            if unchanged: cell |= dict(execution_count=before['execution_count'], outputs=before['outputs'])
         result.append(cell)
     metadata = {k: v for k, v in old['metadata'].items() if k != 'widgets'}
     return dict(cells=result, metadata=metadata, nbformat=4, nbformat_minor=5)

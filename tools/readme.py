@@ -4,7 +4,7 @@
     python tools/readme.py --check    fail, and show the difference, when it is not up to date
 
 Markdown cells are taken as they are, code as fenced blocks, text outputs below it. Links relative to
-nbs/ become relative to the root. Pictures are markdown image links: a picture output is an error.
+nbs/ become relative to the root. Pictures are links to files: a picture output is an error.
 """
 import argparse, difflib, json, posixpath, re, sys
 from pathlib import Path
@@ -30,10 +30,10 @@ def rewrite(text):
 
 def directives(source):
     "The `#|` lines at the top of a cell as a dict, and the source without them"
-    lines, found = source.splitlines(), {}
+    lines, marks = source.splitlines(), {}
     while lines and (not lines[0].strip() or DIRECTIVE.match(lines[0])):
-        if match := DIRECTIVE.match(lines.pop(0)): found[match[1]] = match[3].lower() if match[2] else True
-    return found, '\n'.join(lines).rstrip()
+        if match := DIRECTIVE.match(lines.pop(0)): marks[match[1]] = match[3].lower() if match[2] else True
+    return marks, '\n'.join(lines).rstrip()
 
 
 def fence(text, language=''):
@@ -60,10 +60,10 @@ def readme(nb):
         source = ''.join(cell['source'])
         if cell['cell_type'] == 'markdown': parts.append(rewrite(source).strip() + '\n')
         if cell['cell_type'] != 'code': continue
-        found, source = directives(source)
-        if 'hide' in found or found.get('include') == 'false': continue
-        if source and found.get('echo') != 'false': parts.append(fence(source, 'python'))
-        if found.get('output') != 'false': parts += [shown(output, cell['id']) for output in cell['outputs']]
+        marks, source = directives(source)
+        if 'hide' in marks or marks.get('include') == 'false': continue
+        if source and marks.get('echo') != 'false': parts.append(fence(source, 'python'))
+        if marks.get('output') != 'false': parts += [shown(output, cell['id']) for output in cell['outputs']]
     return '\n'.join(part for part in parts if part.strip())
 
 

@@ -64,31 +64,31 @@ def unclean():
 def out_of_step():
     "Which files of optkit/ differ from a fresh export of the notebooks"
     with tempfile.TemporaryDirectory() as folder:
-        fresh, kept = Path(folder), ROOT/'optkit'
+        fresh, package = Path(folder), ROOT/'optkit'
         (fresh/'nbs').mkdir()
         shutil.copy(ROOT/'settings.ini', fresh)
         for path in find(): shutil.copy(path, fresh/'nbs')
-        status, said = command(script('nbdev_export'), cwd=fresh)
-        if status: return 'nbdev_export failed:\n' + said
+        status, message = command(script('nbdev_export'), cwd=fresh)
+        if status: return 'nbdev_export failed:\n' + message
         made = {p.relative_to(fresh/'optkit'): p.read_bytes() for p in (fresh/'optkit').rglob('*.py')}
-    there = {p.relative_to(kept): p.read_bytes() for p in kept.rglob('*.py')}
+    present = {p.relative_to(package): p.read_bytes() for p in package.rglob('*.py')}
     if not made: return 'no notebook exports a module'
     why = {True: 'differs', False: 'is missing'}
-    problems = [f'optkit/{name} {why[name in there]}' for name in sorted(made) if there.get(name) != made[name]]
-    problems += [f'optkit/{name} comes from no notebook' for name in sorted(there.keys() - made.keys())]
+    problems = [f'optkit/{name} {why[name in present]}' for name in sorted(made) if present.get(name) != made[name]]
+    problems += [f'optkit/{name} comes from no notebook' for name in sorted(present.keys() - made.keys())]
     return '\n'.join([*problems, 'run nbdev_export']) if problems else ''
 
 
-def readme():
-    status, said = command(sys.executable, TOOLS/'readme.py', '--check')
-    return said if status else ''
+def up_to_date(tool):
+    status, message = command(sys.executable, TOOLS/tool, '--check')
+    return message if status else ''
 
 
 def notebook(path, flags):
     "Run `nbdev_test` on one notebook, in a process of its own; return its problem"
-    status, said = command(script('nbdev_test'), '--path', path, '--n_workers', 0, '--do_print', '--flags', flags)
-    if status: return said
-    return '' if 'Success.' in said and f'Completed {path}' in said else 'nbdev_test did not run it:\n' + said
+    status, message = command(script('nbdev_test'), '--path', path, '--n_workers', 0, '--do_print', '--flags', flags)
+    if status: return message
+    return '' if 'Success.' in message and f'Completed {path}' in message else 'nbdev_test did not run it:\n' + message
 
 
 def tests(everything):
@@ -120,7 +120,8 @@ def main():
     if not args.names:
         checks.run('notebooks are clean', unclean)
         checks.run('optkit/ is what the notebooks export', out_of_step)
-        checks.run('README.md is what nbs/index.ipynb says', readme)
+        checks.run('optkit/*.pyi are what the modules say', up_to_date, 'stubs.py')
+        checks.run('README.md is what nbs/index.ipynb says', up_to_date, 'readme.py')
     books = cells = passed = bad = skipped = 0
     if not args.check:
         with ThreadPoolExecutor(1) as pool:

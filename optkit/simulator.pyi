@@ -1,0 +1,121 @@
+# Made by tools/stubs.py from the modules: run that.
+
+from .strategies import Course, Strategy, StudySize
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from optuna.distributions import BaseDistribution
+from pathlib import Path
+from typing import Any
+import numpy as np
+
+__all__ = ['simulated_runner', 'SyntheticCurves', 'RecordedCurves', 'taskset_curves', 'Simulated', 'simulate', 'Replay', 'replay']
+def simulated_runner(noise: float=0.01, fold_effect: float=0.02, epochs: int=3, seed: int=0) -> Callable[[dict, int], Iterator[float]]:
+    """Made-up learning curves whose best score lies at lr 1e-3 and weight decay 0.1"""
+@dataclass(frozen=True, kw_only=True)
+class FoldNoise:
+    """What makes the curve of a fold differ from the true one"""
+    fold: float = ...
+    trial: float = ...
+    epoch: float = ...
+    correlation: float = ...
+    folds: int = ...
+
+    @property
+    def margin(self) -> float: ...
+
+    def noisy_runner(self, clean: Callable[[dict], np.ndarray], seed: int, patience: int | None) -> Callable[[dict, int], Iterator[float]]:
+        """Scores (losses with their sign turned) with this noise; the folds' effects add up to 0"""
+@dataclass(frozen=True)
+class SyntheticCurves(FoldNoise):
+    """Made-up validation losses of a fine-tuning run; the noise as in `FoldNoise`, by keyword"""
+    epochs: int = ...
+    name: str = ...
+
+    @property
+    def space(self) -> dict[str, BaseDistribution]: ...
+
+    def truth(self, params: dict) -> float: ...
+
+    def runner(self, seed: int): ...
+
+    def clean(self, params: dict) -> np.ndarray:
+        """The curve without noise"""
+
+    def optimum(self) -> float:
+        """The lowest true loss in the space: simplex searches from the best of 3000 random points"""
+NOISY: Any
+@dataclass(frozen=True)
+class RecordedCurves(FoldNoise):
+    """Recorded validation losses; folds are made of noise as in `FoldNoise`, by keyword"""
+    points: np.ndarray
+    losses: np.ndarray
+    name: str = ...
+
+    @property
+    def epochs(self) -> int: ...
+
+    @property
+    def space(self) -> dict[str, BaseDistribution]: ...
+
+    def truth(self, params: dict) -> float: ...
+
+    def optimum(self) -> float: ...
+
+    def runner(self, seed: int): ...
+
+    def nearest(self, params: dict) -> int:
+        """The configuration that is nearest"""
+
+    def truths(self) -> np.ndarray:
+        """The lowest recorded loss of each configuration"""
+
+    def rank(self, params: dict) -> float:
+        """Share of configurations that are better"""
+def taskset_curves(path: str | Path) -> RecordedCurves:
+    """A TaskSet task; its parameters are scaled by their logarithms (the betas by that of 1 - beta)"""
+@dataclass(frozen=True)
+class Simulated:
+    """A simulated study, trial by trial"""
+    spent: np.ndarray
+    regret: np.ndarray
+    complete: np.ndarray
+    values: tuple
+    best: dict | None = ...
+
+    def at_trials(self, n: int) -> dict: ...
+
+    def at_epochs(self, budget: int) -> float: ...
+def simulate(curves, strategy: str | Strategy='racing', trials: int=400, seed: int=0, budget: int=0, optimum: float | None=None) -> Simulated:
+    """A study of `curves` under a strategy, in memory"""
+@dataclass(frozen=True)
+class Replay:
+    """A strategy run over finished trials"""
+    strategy: str
+    trials: int
+    epochs: int
+    epochs_then: int
+    stopped: int
+    winner: int | None
+    winner_then: int | None
+    lost: float
+    reasons: dict = ...
+def replay(courses: Sequence[Course], strategy: str | Strategy='racing', size: StudySize | None=None) -> Replay:
+    """What a strategy would have made of these trials. Raises `InputError` for a strategy that needs a living study."""
+class _EndOfRecord(Exception):
+    """The recorded trial has no further value"""
+HELD_OUT: int
+BUDGETS: tuple
+VARIANTS: Any
+TABLE: Any
+def taskset_table(folder: str | Path | None) -> dict:
+    """TaskSet tasks by seed: the first half of the tasks for building, the other half held out"""
+def simulate_cell(curves, strategy: str, trials: int, seed: int, optima: dict[str, float]) -> dict:
+    """One study of the table"""
+def run_table(kinds: dict, strategies: Sequence[str], seeds: int, journal: str | Path, progress: bool=True) -> list[dict]:
+    """Every study of the table that the journal lacks; seeds run in the outer loop, so that it can be stopped early"""
+def interval(values: np.ndarray, confidence: float=0.9, repeats: int=4000, seed: int=0) -> tuple[float, float]:
+    """Percentile bootstrap of the mean"""
+def summarise_table(studies: list[dict], margins: dict[str, float]) -> list[dict]:
+    """Means, and paired differences with no stopping"""
+def main(argv: list[str] | None=None) -> Path:
+    """The command that makes the table"""
