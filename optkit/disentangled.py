@@ -67,8 +67,8 @@ def plain_disentangled(q, k, v, pos_key, pos_query, far, ends, scale, dropout=0.
         if pos_query is not None: scores = scores + (keys @ pos_query.permute(1, 2, 0)).gather(-1, at.mT).mT
         share = (scores * scale).softmax(-1)
         if dropout:
-            kept = kept_pairs(seed, begin, end - begin, heads, dropout).to(share.device)
-            share = share * kept * odds(dropout)[1]
+            keep = kept_pairs(seed, begin, end - begin, heads, dropout).to(share.device)
+            share = share * keep * odds(dropout)[1]
         out.append((share @ values).transpose(0, 1))
     return torch.cat([*out, torch.zeros_like(q[int(ends[-1]):])])
 
@@ -136,16 +136,16 @@ if triton is not None:
         return tl.dot(rows, tl.trans(positions), input_precision=P).to(rows.dtype)
 
     @triton.jit
-    def _bias(s, own, other, upper, own_table, other_table, far, reach, distance, heads, head, OWN: tl.constexpr,
-              OTHER: tl.constexpr, B: tl.constexpr, D: tl.constexpr, SIGN: tl.constexpr, P: tl.constexpr):
-        "Scores [own, other] with the terms of both; `upper`: own rows times the upper block; and that of the next tile"
+    def _bias(s, x, y, upper, x_table, y_table, far, reach, distance, heads, head, X: tl.constexpr,
+              Y: tl.constexpr, B: tl.constexpr, D: tl.constexpr, SIGN: tl.constexpr, P: tl.constexpr):
+        "Scores [x, y] with the terms of both; `upper`: x times the upper block; and that of the next tile"
         b, lower = _order(B), upper
-        if OWN:
-            lower = _product(own, own_table, far, reach, distance - B, heads, head, B, D, SIGN, P)
+        if X:
+            lower = _product(x, x_table, far, reach, distance - B, heads, head, B, D, SIGN, P)
             s += _turn(tl.where(b[None, :] <= b[:, None], upper, lower), B).to(tl.float32)
-        if OTHER: # seen from the other side: distances change their sign
-            up = _product(other, other_table, far, reach, -distance, heads, head, B, D, -SIGN, P)
-            down = _product(other, other_table, far, reach, -distance - B, heads, head, B, D, -SIGN, P)
+        if Y: # seen from the other side: distances change their sign
+            up = _product(y, y_table, far, reach, -distance, heads, head, B, D, -SIGN, P)
+            down = _product(y, y_table, far, reach, -distance - B, heads, head, B, D, -SIGN, P)
             s += tl.trans(_turn(tl.where(b[None, :] <= b[:, None], up, down), B)).to(tl.float32)
         return s, lower
 
@@ -171,40 +171,6 @@ if triton is not None:
         else: shared, second = (at >> 6) * 32 + (at & 31), (at & 32) != 0
         x = _mix(words + shared.to(tl.uint32) * 0x9e3779b9)
         return tl.where(second, x >> 16, x & 0xffff) >= threshold
-
-# %% ../nbs/36_disentangled.ipynb #133bd3a9
-if triton is not None:
-    @triton.jit(do_not_specialize=['rows', 'total', 'threshold', 'shift'])
-    def _forward(qkv, pos_key, pos_query, far, ends, seed, out, lse, rows, total, reach, factor, threshold, rescale,
-                 shift, heads, C2P: tl.constexpr, P2C: tl.constexpr, DROP: tl.constexpr, B: tl.constexpr,
-                 D: tl.constexpr, R: tl.constexpr, P: tl.constexpr):
-        "`factor`: of scores, so that they are logarithms of 2; lse: logarithm of the softmax's sum [heads, tokens]"
-        head, b, width = tl.program_id(0), _order(B), heads * D
-        row, begin, n, block = _whose(ends, rows, total, tl.program_id(1), B, R)
-        i, first = block * B + b, begin.to(tl.int64)
-        if block * B < n:
-            to = _tile(out, first, width, head, i, D)
-            if row == rows: tl.store(to, tl.zeros((B, D), out.dtype.element_ty), (i < n)[:, None])
-            else:
-                query, upper = _rows(qkv, first, 3 * width, head, i, n, D), tl.zeros((B, B), qkv.dtype.element_ty)
-                if C2P: upper = _product(query, pos_key, far, reach, block * B, heads, head, B, D, 1, P)
-                if DROP: words = _words(tl.load(seed) + shift, begin + i, heads, head)
-                top, share = tl.full((B,), -float('inf'), tl.float32), tl.zeros((B,), tl.float32)
-                acc = tl.zeros((B, D), tl.float32)
-                for start in range(0, n, B):
-                    j = start + b
-                    key = _rows(qkv + width, first, 3 * width, head, j, n, D)
-                    s, upper = _bias(tl.dot(query, tl.trans(key), input_precision=P), query, key, upper, pos_key,
-                                     pos_query, far, reach, block * B - start, heads, head, C2P, P2C, B, D, 1, P)
-                    s = tl.where((j < n)[None, :], s, -float('inf'))
-                    new = tl.maximum(top, tl.max(s, 1))
-                    p, old = tl.exp2(s * factor - (new * factor)[:, None]), tl.exp2((top - new) * factor)
-                    share, top = share * old + tl.sum(p, 1), new
-                    if DROP: p = tl.where(_kept(words[:, None], b[None, :], start, threshold, B), p, 0.)
-                    value = _rows(qkv + 2 * width, first, 3 * width, head, j, n, D)
-                    acc = tl.dot(p.to(value.dtype), value, acc * old[:, None], input_precision=P)
-                tl.store(to, (acc * (rescale / share)[:, None]).to(out.dtype.element_ty), (i < n)[:, None])
-                tl.store(lse + head.to(tl.int64) * total + first + i, top * factor + tl.log2(share), i < n)
 
 # %% ../nbs/36_disentangled.ipynb #da976a95
 CONFIGS = dict( # tile, warps, stages by what is run; the first were the fastest on an H200
@@ -237,7 +203,6 @@ def _seconds(launch, config, repeats=5):
     end.synchronize()
     return start.elapsed_time(end)
 
-# %% ../nbs/36_disentangled.ipynb #df509c17
 LOG2E = 1 / math.log(2)
 
 def _launch(kernel, config, qkv, far, ends, dropout, shift, scale, before, after=(), **constants):
@@ -251,6 +216,42 @@ def _launch(kernel, config, qkv, far, ends, dropout, shift, scale, before, after
         DROP=dropout > 0, B=block, D=depth, R=max(64, triton.next_power_of_2(rows + 1)), P='ieee' if exact else 'tf32',
         num_warps=warps, num_stages=stages)
 
+# %% ../nbs/36_disentangled.ipynb #133bd3a9
+if triton is not None:
+    @triton.jit(do_not_specialize=['rows', 'total', 'threshold', 'shift'])
+    def _forward(qkv, pos_key, pos_query, far, ends, seed, out, lse, rows, total, reach, factor, threshold, rescale,
+                 shift, heads, C2P: tl.constexpr, P2C: tl.constexpr, DROP: tl.constexpr, B: tl.constexpr,
+                 D: tl.constexpr, R: tl.constexpr, P: tl.constexpr):
+        "`factor`: of scores, so that they are logarithms of 2; lse: logarithm of the softmax's sum [heads, tokens]"
+        head, b, width = tl.program_id(0), _order(B), heads * D
+        row, begin, n, block = _whose(ends, rows, total, tl.program_id(1), B, R)
+        i, first = block * B + b, begin.to(tl.int64)
+        if block * B < n:
+            to = _tile(out, first, width, head, i, D)
+            if row == rows: tl.store(to, tl.zeros((B, D), out.dtype.element_ty), (i < n)[:, None])
+            else:
+                query = _rows(qkv, first, 3 * width, head, i, n, D)
+                upper = tl.zeros((B, B), query.dtype)
+                if C2P: upper = _product(query, pos_key, far, reach, block * B, heads, head, B, D, 1, P)
+                if DROP: words = _words(tl.load(seed) + shift, begin + i, heads, head)
+                top, share = tl.full((B,), -float('inf'), tl.float32), tl.zeros((B,), tl.float32)
+                acc = tl.zeros((B, D), tl.float32)
+                for start in range(0, n, B):
+                    j = start + b
+                    key = _rows(qkv + width, first, 3 * width, head, j, n, D)
+                    s, upper = _bias(tl.dot(query, tl.trans(key), input_precision=P), query, key, upper, pos_key,
+                                     pos_query, far, reach, block * B - start, heads, head, C2P, P2C, B, D, 1, P)
+                    s = tl.where((j < n)[None, :], s, -float('inf'))
+                    new = tl.maximum(top, tl.max(s, 1))
+                    p, old = tl.exp2(s * factor - (new * factor)[:, None]), tl.exp2((top - new) * factor)
+                    share, top = share * old + tl.sum(p, 1), new
+                    if DROP: p = tl.where(_kept(words[:, None], b[None, :], start, threshold, B), p, 0.)
+                    value = _rows(qkv + 2 * width, first, 3 * width, head, j, n, D)
+                    acc = tl.dot(p.to(value.dtype), value, acc * old[:, None], input_precision=P)
+                tl.store(to, (acc * (rescale / share)[:, None]).to(out.dtype.element_ty), (i < n)[:, None])
+                tl.store(lse + head.to(tl.int64) * total + first + i, top * factor + tl.log2(share), i < n)
+
+# %% ../nbs/36_disentangled.ipynb #df509c17
 def _launch_forward(qkv, pos_key, pos_query, far, ends, seed, shift, scale, dropout):
     "Context [tokens, heads, depth], and the logarithm of each softmax's sum [heads, tokens]"
     tokens, _, heads, depth = qkv.shape
@@ -266,11 +267,11 @@ def _launch_forward(qkv, pos_key, pos_query, far, ends, seed, shift, scale, drop
 # %% ../nbs/36_disentangled.ipynb #008214af
 if triton is not None:
     @triton.jit
-    def _to_table(acc, turned, own, table, table_grad, far, reach, distance, heads, head,
+    def _to_table(acc, turned, x, table, table_grad, far, reach, distance, heads, head,
                   B: tl.constexpr, D: tl.constexpr, SIGN: tl.constexpr, P: tl.constexpr):
-        "Add what the gradient by distances [B, B] gives own rows, and add it to the gradient of the table"
+        "Add what the gradient by distances [B, B] gives the rows of `x`, and add it to the gradient of the table"
         positions, at = _positions(table, far, reach, distance, heads, head, B, D, SIGN)
-        tl.atomic_add(table_grad + at, tl.trans(tl.dot(tl.trans(own), turned, input_precision=P)), sem='relaxed')
+        tl.atomic_add(table_grad + at, tl.trans(tl.dot(tl.trans(x), turned, input_precision=P)), sem='relaxed')
         return tl.dot(turned, positions, acc, input_precision=P)
 
     @triton.jit
@@ -286,15 +287,22 @@ if triton is not None:
         return less[:, None], tl.load(lse + at + i, i < n, float('inf'))[:, None], words[:, None]
 
     @triton.jit
+    def _stored(lse, delta, drawn, at, j, n, DROP: tl.constexpr):
+        "What `_less` gave these queries"
+        less, norm = tl.load(delta + at + j, j < n, 0.), tl.load(lse + at + j, j < n, float('inf'))
+        words = tl.load(drawn + at + j, j < n, 0).to(tl.uint32, bitcast=True) if DROP else j
+        return less[None, :], norm[None, :], words[None, :]
+
+    @triton.jit
     def _slope(s, dp, less, norm, words, keys, start, valid, factor, threshold, rescale,
                DROP: tl.constexpr, B: tl.constexpr):
         "Gradient of the scores, and the shares that dropout kept"
         p = tl.where(valid, tl.exp2(s * factor - norm), 0.) # 0 for queries that do not exist, whose norm is infinite
-        kept = p
+        shares = p
         if DROP:
             keep = _kept(words, keys, start, threshold, B)
-            dp, kept = tl.where(keep, dp * rescale, 0.), tl.where(keep, p, 0.)
-        return p * (dp - less), kept
+            dp, shares = tl.where(keep, dp * rescale, 0.), tl.where(keep, p, 0.)
+        return p * (dp - less), shares
 
 # %% ../nbs/36_disentangled.ipynb #a7b5da73
 if triton is not None:
@@ -312,9 +320,8 @@ if triton is not None:
             acc1, acc2 = tl.zeros((B, D), tl.float32), tl.zeros((B, D), tl.float32)
             if row < rows:
                 x1 = _rows(qkv + width if KEYS else qkv, first, 3 * width, head, i, n, D)
-                if KEYS: x2 = _rows(qkv + 2 * width, first, 3 * width, head, i, n, D)
-                else:
-                    x2 = _rows(grad, first, width, head, i, n, D)
+                x2 = _rows(qkv + 2 * width if KEYS else grad, first, 3 * width if KEYS else width, head, i, n, D)
+                if not KEYS:
                     less, norm, words = _less(out, x2, lse, delta, drawn, tl.load(seed) + shift, first, begin, i, n, at,
                                               heads, head, DROP, D)
                 upper, before = tl.zeros((B, B), x1.dtype), tl.zeros((B, B), x1.dtype)
@@ -322,18 +329,15 @@ if triton is not None:
                 for start in range(0, n, B):
                     j, distance = start + b, block * B - start
                     y1 = _rows(qkv if KEYS else qkv + width, first, 3 * width, head, j, n, D)
-                    if KEYS: y2 = _rows(grad, first, width, head, j, n, D)
-                    else: y2 = _rows(qkv + 2 * width, first, 3 * width, head, j, n, D)
+                    y2 = _rows(grad if KEYS else qkv + 2 * width, first, width if KEYS else 3 * width, head, j, n, D)
                     s, upper = _bias(tl.dot(x1, tl.trans(y1), input_precision=P), x1, y1, upper, own_table, other_table,
                                      far, reach, distance, heads, head, OWN, OTHER, B, D, SIGN, P)
-                    if KEYS:
-                        norm = tl.load(lse + at + j, j < n, float('inf'))[None, :]
-                        less = tl.load(delta + at + j, j < n, 0.)[None, :]
-                        words = tl.load(drawn + at + j, j < n, 0).to(tl.uint32, bitcast=True)[None, :] if DROP else norm
-                    ds, kept = _slope(s, tl.dot(x2, tl.trans(y2), input_precision=P), less, norm, words,
-                                      b[:, None] if KEYS else b[None, :], block * B if KEYS else start,
-                                      (i < n)[:, None] if KEYS else (j < n)[None, :], factor, threshold, rescale, DROP, B)
-                    if KEYS: acc2 = tl.dot(kept.to(x1.dtype), y2, acc2, input_precision=P)
+                    if KEYS: less, norm, words = _stored(lse, delta, drawn, at, j, n, DROP)
+                    ds, shares = _slope(
+                        s, tl.dot(x2, tl.trans(y2), input_precision=P), less, norm, words,
+                        b[:, None] if KEYS else b[None, :], block * B if KEYS else start,
+                        (i < n)[:, None] if KEYS else (j < n)[None, :], factor, threshold, rescale, DROP, B)
+                    if KEYS: acc2 = tl.dot(shares.to(x1.dtype), y2, acc2, input_precision=P)
                     turned = ds.to(x1.dtype)
                     acc1 = tl.dot(turned, y1, acc1, input_precision=P)
                     if OWN: # what lies in the lower block is added with the next tile
@@ -352,21 +356,17 @@ if triton is not None:
 # %% ../nbs/36_disentangled.ipynb #e4aa0cb7
 def _launch_backward(grad, qkv, pos_key, pos_query, far, ends, seed, shift, scale, dropout, out, lse):
     "Gradients of qkv and of both tables (FP32, None where there is none)"
-    into, tables = torch.empty_like(qkv), [None if t is None else torch.zeros_like(t, dtype=torch.float32)
-                                           for t in (pos_key, pos_query)]
-    kept = torch.empty_like(lse), torch.empty_like(lse, dtype=torch.int32)
-    for keys, (own, other), own_grad in zip((False, True), ((pos_key, pos_query), (pos_query, pos_key)), tables):
-        has = own is not None, other is not None
-        arrays = (grad, qkv, out, *(qkv if t is None else t for t in (own, other)), far, ends, seed, into,
-                  lse if own is None else own_grad, lse, *kept)
+    into, stored = torch.empty_like(qkv), [torch.empty_like(lse, dtype=t) for t in (torch.float32, torch.int32)]
+    tables = [None if t is None else torch.empty_like(t, dtype=torch.float32) for t in (pos_key, pos_query)]
+    for keys, (table, other), table_grad in zip((False, True), ((pos_key, pos_query), (pos_query, pos_key)), tables):
+        arrays = (grad, qkv, out, *(qkv if t is None else t for t in (table, other)), far, ends, seed, into,
+                  lse if table is None else table_grad, lse, *stored)
         def launch(config):
+            if table is not None: table_grad.zero_()
             _launch(_backward, config, qkv, far, ends, dropout, shift, scale, arrays, (scale,),
-                    KEYS=keys, OWN=has[0], OTHER=has[1])
-        key = 'backward', keys, qkv.device, qkv.dtype, qkv.shape[-1], has, dropout > 0
-        configs = _configs('backward', qkv)
-        config = _tuned(key, configs, launch)
-        if len(configs) > 1 and has[0]: own_grad.zero_() # from timing
-        launch(config)
+                    KEYS=keys, OWN=table is not None, OTHER=other is not None)
+        key = 'backward', keys, qkv.device, qkv.dtype, qkv.shape[-1], table is None, other is None, dropout > 0
+        launch(_tuned(key, _configs('backward', qkv), launch))
     return into, *(None if t is None else t.mul_(scale) for t in tables)
 
 # %% ../nbs/36_disentangled.ipynb #aea78f54
@@ -392,8 +392,8 @@ def _back_op(grad: torch.Tensor, qkv: torch.Tensor, pos_key: torch.Tensor | None
     into, *grads = _launch_backward(
         grad.contiguous(), qkv, pos_key, pos_query, far, ends, seed, 0, scale, dropout, out, lse)
     grads = [into, *(g.to(t.dtype) for g, t in zip((g for g in grads if g is not None), tables))]
-    found = iter(grads[1:])
-    return grads[0], *(qkv.new_empty(0) if t is None else next(found) for t in (pos_key, pos_query))
+    each = iter(grads[1:])
+    return grads[0], *(qkv.new_empty(0) if t is None else next(each) for t in (pos_key, pos_query))
 
 @_back_op.register_fake
 def _(grad, qkv, pos_key, pos_query, far, ends, seed, scale, dropout, out, lse):
