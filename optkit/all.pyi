@@ -41,6 +41,7 @@ from .fast import *
 from .experiments import *
 from .engine import *
 from .data import *
+from .counted import *
 from .confirm import *
 from .config import *
 from .claims import *

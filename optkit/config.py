@@ -31,6 +31,7 @@ _NUMBERS = {int: Integral, float: Real}
 
 def _members(annotation): return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
 
+# %% ../nbs/43_config.ipynb #e45c4ac3
 @cache
 def _field_types(cls):
     return {name: [get_origin(t) or t for t in _members(hint)] for name, hint in get_type_hints(cls).items()}
@@ -200,7 +201,8 @@ def _parse_value(name, text, annotation):
     types, lower = _members(annotation), text.lower()
     if lower in ('none', 'null') and NoneType in types: return None
     if bool in types and lower in _BOOLEANS: return _BOOLEANS[lower]
-    readers, sequence = [t for t in (int, float) if t in types], next((t for t in types if get_origin(t) is tuple), None)
+    readers = [t for t in (int, float) if t in types]
+    sequence = next((t for t in types if get_origin(t) is tuple), None)
     if sequence and (',' in text or str not in types):
         readers.append(lambda text: tuple(get_args(sequence)[0](p.strip()) for p in text.split(',') if p.strip()))
     elif str in types: readers.append(str)

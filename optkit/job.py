@@ -731,7 +731,7 @@ def _search(self: Job, on_trial=None):
                 say=self.say, first=[self._first_trial()], identity=dict(rows=trained_on.hexdigest()),
                 on_epoch=on_epoch, on_trial=on_trial)
         except OtherStudy as exc:
-            raise InputError(f'{self.folder}/study.db: {exc.said}; use --out with another folder') from None
+            raise InputError(f'{self.folder}/study.db: {exc.difference}; use --out with another folder') from None
     if _count_ended(study) < self._trials(): raise KeyboardInterrupt # a stop was asked for
     return study
 
