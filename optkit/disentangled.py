@@ -205,14 +205,14 @@ def _seconds(launch, config, repeats=5):
 
 LOG2E = 1 / math.log(2)
 
-def _launch(kernel, config, qkv, far, ends, dropout, shift, scale, before, after=(), **constants):
-    "Launch a kernel with arguments before and after those that both take"
+def _launch(kernel, config, qkv, far, ends, dropout, shift, scale, arrays, **constants):
+    "Launch a kernel with its arrays, and the numbers that both take"
     tokens, _, heads, depth = qkv.shape
     block, warps, stages = config
     rows = len(ends) - 1
     exact = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == 'highest'
     kernel[heads, tokens // block + rows + 1](
-        *before, rows, tokens, len(far) // 2, scale * LOG2E, *odds(dropout), shift, heads, *after, **constants,
+        *arrays, rows, tokens, len(far) // 2, scale * LOG2E, *odds(dropout), shift, heads, **constants,
         DROP=dropout > 0, B=block, D=depth, R=max(64, triton.next_power_of_2(rows + 1)), P='ieee' if exact else 'tf32',
         num_warps=warps, num_stages=stages)
 
@@ -307,10 +307,9 @@ if triton is not None:
 # %% ../nbs/36_disentangled.ipynb #a7b5da73
 if triton is not None:
     @triton.jit(do_not_specialize=['rows', 'total', 'threshold', 'shift'])
-    def _backward(grad, qkv, out, own_table, other_table, far, ends, seed, into, table_grad, lse, delta, drawn, rows,
-                  total, reach, factor, threshold, rescale, shift, heads, scale, KEYS: tl.constexpr, OWN: tl.constexpr,
-                  OTHER: tl.constexpr, DROP: tl.constexpr, B: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
-                  P: tl.constexpr):
+    def _backward(grad, qkv, out, x_table, y_table, far, ends, seed, into, table_grad, lse, delta, drawn, rows, total,
+                  reach, factor, threshold, rescale, shift, heads, KEYS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr,
+                  DROP: tl.constexpr, B: tl.constexpr, D: tl.constexpr, R: tl.constexpr, P: tl.constexpr):
         "Gradients of queries and pos_key; with KEYS, which runs second, those of keys, values and pos_query"
         head, b, width = tl.program_id(0), _order(B), heads * D
         row, begin, n, block = _whose(ends, rows, total, tl.program_id(1), B, R)
@@ -325,13 +324,13 @@ if triton is not None:
                     less, norm, words = _less(out, x2, lse, delta, drawn, tl.load(seed) + shift, first, begin, i, n, at,
                                               heads, head, DROP, D)
                 upper, before = tl.zeros((B, B), x1.dtype), tl.zeros((B, B), x1.dtype)
-                if OWN: upper = _product(x1, own_table, far, reach, block * B, heads, head, B, D, SIGN, P)
+                if X: upper = _product(x1, x_table, far, reach, block * B, heads, head, B, D, SIGN, P)
                 for start in range(0, n, B):
                     j, distance = start + b, block * B - start
                     y1 = _rows(qkv if KEYS else qkv + width, first, 3 * width, head, j, n, D)
                     y2 = _rows(grad if KEYS else qkv + 2 * width, first, width if KEYS else 3 * width, head, j, n, D)
-                    s, upper = _bias(tl.dot(x1, tl.trans(y1), input_precision=P), x1, y1, upper, own_table, other_table,
-                                     far, reach, distance, heads, head, OWN, OTHER, B, D, SIGN, P)
+                    s, upper = _bias(tl.dot(x1, tl.trans(y1), input_precision=P), x1, y1, upper, x_table, y_table,
+                                     far, reach, distance, heads, head, X, Y, B, D, SIGN, P)
                     if KEYS: less, norm, words = _stored(lse, delta, drawn, at, j, n, DROP)
                     ds, shares = _slope(
                         s, tl.dot(x2, tl.trans(y2), input_precision=P), less, norm, words,
@@ -340,17 +339,17 @@ if triton is not None:
                     if KEYS: acc2 = tl.dot(shares.to(x1.dtype), y2, acc2, input_precision=P)
                     turned = ds.to(x1.dtype)
                     acc1 = tl.dot(turned, y1, acc1, input_precision=P)
-                    if OWN: # what lies in the lower block is added with the next tile
+                    if X: # what lies in the lower block is added with the next tile
                         turned = _turn(turned, B)
-                        acc1 = _to_table(acc1, tl.where(b[None, :] <= b[:, None], turned, before), x1, own_table,
+                        acc1 = _to_table(acc1, tl.where(b[None, :] <= b[:, None], turned, before), x1, x_table,
                                          table_grad, far, reach, distance, heads, head, B, D, SIGN, P)
                         before = turned
-                if OWN:
+                if X:
                     last = tl.where(b[None, :] <= b[:, None], tl.zeros_like(before), before)
-                    acc1 = _to_table(acc1, last, x1, own_table, table_grad, far, reach,
+                    acc1 = _to_table(acc1, last, x1, x_table, table_grad, far, reach,
                                      block * B - tl.cdiv(n, B) * B, heads, head, B, D, SIGN, P)
             to = _tile(into + width if KEYS else into, first, 3 * width, head, i, D)
-            tl.store(to, (acc1 * scale).to(into.dtype.element_ty), (i < n)[:, None])
+            tl.store(to, (acc1 * factor * 0.6931471805599453).to(into.dtype.element_ty), (i < n)[:, None])
             if KEYS: tl.store(to + width, (acc2 * rescale).to(into.dtype.element_ty), (i < n)[:, None])
 
 # %% ../nbs/36_disentangled.ipynb #e4aa0cb7
@@ -363,8 +362,8 @@ def _launch_backward(grad, qkv, pos_key, pos_query, far, ends, seed, shift, scal
                   lse if table is None else table_grad, lse, *stored)
         def launch(config):
             if table is not None: table_grad.zero_()
-            _launch(_backward, config, qkv, far, ends, dropout, shift, scale, arrays, (scale,),
-                    KEYS=keys, OWN=table is not None, OTHER=other is not None)
+            _launch(_backward, config, qkv, far, ends, dropout, shift, scale, arrays,
+                    KEYS=keys, X=table is not None, Y=other is not None)
         key = 'backward', keys, qkv.device, qkv.dtype, qkv.shape[-1], table is None, other is None, dropout > 0
         launch(_tuned(key, _configs('backward', qkv), launch))
     return into, *(None if t is None else t.mul_(scale) for t in tables)

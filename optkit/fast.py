@@ -119,13 +119,13 @@ class FastEngine(Engine):
     gradients = () # (weight, its gradient) pairs, at addresses that graphs hold
 
     def __init__(self, model, precision, # as of `Engine`
-        at_once: int | None = None, # rows of a micro-batch at most; None: 64 in places, `TOKENS` where they go end to end
+        at_once: int | None = None, # rows of a micro-batch at most; None: 64 in places, end to end `TOKENS`
         most: int = 4, # shapes for each number of rows
         least: int = 32, octave: int = 2, # of `length_ladder`
         graphs: bool | None = None, # capture CUDA graphs; None: on a GPU
         layers: bool | None = None, # compile each layer; None: on a GPU
         beside: bool = True, # attention of different lengths on streams of their own
-        end_to_end: bool = True, # attention without places where flash attention can do that, see `end_to_end_problem`
+        end_to_end: bool = True, # attention without places where a kernel can do that, see `end_to_end_problem`
         dynamic: bool = True, # compile once for any number of tokens; False: as torch decides
         attention: str = 'optkit', # 'transformers': the model's own attention runs in the places
         **kwargs # of `Engine`
@@ -573,7 +573,9 @@ def eager_steps(self: FastEngine):
 def attention_override(self: FastEngine, store: TokenStore) -> Choice | None: # see `Engine.attention_override`
     "Attention in places or end to end, where rows go that way"
     if self.reason or isinstance(call := self.call_for(store), PaddedCall): return None
-    if call.end_to_end: return Choice('disentangled' if call.relative else 'flash', 'rows of any lengths go end to end through it, in the fast engine')
+    if call.end_to_end:
+        name = 'disentangled' if call.relative else 'flash'
+        return Choice(name, 'rows of any lengths go end to end through it, in the fast engine')
     reason = 'the fast engine puts each row into a place of its length'
     if call.native: return Choice("the model's own, in places", f'{reason}, where the attention of transformers runs')
     return Choice('in places', f'{reason}, see 35_attention')

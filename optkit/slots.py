@@ -295,14 +295,19 @@ def set_places(self: PlacedPacking, shape: Shape, inputs: dict):
     if self.end_to_end: p.ends, p.longest = F.pad(lengths.cumsum(0), (1, 0)).int(), shape.slots[0][1]
     p.use()
     if self.native: p.native = [self._native_inputs(n, l, mask) for (n, l), mask in zip(shape.slots, p.masks)]
-    elif self.relative is not None:
-        key = p.longest or shape.slots
-        if key not in self.known and self.end_to_end: self.known[key] = distances(self.relative, p.longest, lengths.device), None
-        elif key not in self.known: self.known[key] = position_rows(self.relative, [l for _, l in shape.slots], lengths.device)
-        p.far, p.onehot = self.known[key]
-        if self.end_to_end:
-            p.kernels = whole_disentangled, whole_disentangled_back
-            p.seed = torch.randint(2**62, (1,), device=lengths.device) # each replay of a graph draws another
+    elif self.relative is not None: self._set_positions(p, shape.slots, lengths.device)
+
+@patch
+def _set_positions(self: PlacedPacking, places, slots, device):
+    "Entries of DeBERTa's positions; and the kernels, with a seed that each replay of a graph draws anew"
+    key = places.longest or slots
+    if key not in self.known:
+        if self.end_to_end: self.known[key] = distances(self.relative, places.longest, device), None
+        else: self.known[key] = position_rows(self.relative, [l for _, l in slots], device)
+    places.far, places.onehot = self.known[key]
+    if self.end_to_end:
+        places.kernels = whole_disentangled, whole_disentangled_back
+        places.seed = torch.randint(2**62, (1,), device=device)
 
 # %% ../nbs/36_slots.ipynb #ac0d63b7
 @patch
