@@ -42,6 +42,7 @@ from .folds import *
 from .fast import *
 from .experiments import *
 from .engine import *
+from .disentangled import *
 from .data import *
 from .counted import *
 from .confirm import *

@@ -129,7 +129,7 @@ def make_engine(
     if config.channels_last: model.to(memory_format=torch.channels_last)
     _check_trainable(model)
     precision = _precision_of(config, model, hardware)
-    if config.fast: kind = partial(FastEngine, at_once=config.physical_batch or 64, graphs=config.graphs)
+    if config.fast: kind = partial(FastEngine, at_once=config.physical_batch, graphs=config.graphs)
     else: kind = partial(Engine, compile=config.compile)
     names = 'fused', 'zero_grad_none', 'max_grad_norm', 'label_smoothing', 'optimizer', 'checkpointing', 'ema'
     engine = kind(model, precision, **{name: getattr(config, name) for name in names}, **kwargs)

@@ -330,7 +330,7 @@ class Side:
         "A fast engine with arguments of its own"
         config, hw = self.config, self.bench.hardware
         precision = choose_precision(hw, prefer=config.precision, tf32=config.tf32, held=held_format(model))
-        engine = FastEngine(model, precision, at_once=config.physical_batch or 64, **built)
+        engine = FastEngine(model, precision, at_once=config.physical_batch, **built)
         if self.bench.cuda: engine.peak = (hw.gpu.peak or {}).get(engine.precision.seen)
         return engine
 
