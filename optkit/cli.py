@@ -47,7 +47,9 @@ def _log_handler(path):
 class _Tee(io.TextIOBase):
     "A stream that also hands each text to `record`"
     def __init__(self, out, record): self.out, self.record = out, record
-    def write(self, text): self.record(text); return self.out.write(text)
+    def write(self, text):
+        self.record(text)
+        return self.out.write(text)
     def flush(self): self.out.flush()
     def isatty(self): return self.out.isatty()
     def fileno(self): return self.out.fileno()

@@ -64,7 +64,9 @@ class MicroBatch(ByValue):
 
 class Step(list):
     "The micro-batches of one optimizer step; `rows` are those of the whole step, on all ranks"
-    def __init__(self, micro, rows): super().__init__(micro); self.rows = rows
+    def __init__(self, micro, rows):
+        super().__init__(micro)
+        self.rows = rows
 
 # %% ../nbs/22_steps.ipynb #95e3ec0d
 def pack(
