@@ -52,7 +52,7 @@ def started():
 def live(folder):
     "The two views, live: an event, they look while it is set, the processor seconds of each of their looks, and when each began and ended"
     import threading
-    from optkit.views import _show, training_view, watch
+    from optkit.training_views import _show, training_view, watch
     gate, spent, at = threading.Event(), [], []
     for view in (training_view(folder), watch(folder)):
         _show(view)

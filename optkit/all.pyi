@@ -2,6 +2,7 @@
 
 from .workloads import *
 from .views import *
+from .training_views import *
 from .trainer import *
 from .timing import *
 from .table import *
@@ -32,6 +33,7 @@ from .loader import *
 from .limits import *
 from .ledger import *
 from .ladder import *
+from .job_plan import *
 from .job import *
 from .hpo import *
 from .hf import *
@@ -41,7 +43,9 @@ from .folds import *
 from .fast import *
 from .experiments import *
 from .engine import *
+from .disentangled import *
 from .data import *
+from .counted import *
 from .confirm import *
 from .config import *
 from .claims import *

@@ -25,11 +25,13 @@ class Places:
     index = inverse = None # place -> token; token -> place (int64)
     held = real = None # whether a place holds a token; whether a token belongs to a row (bool)
     beside = False # on a GPU: run the slots in parallel, each on its own stream
-    # attention without positions takes rows end to end and reads only these two:
+    # attention that takes rows end to end reads only these:
     ends = None # where rows end [rows + 1] int32; the first entry is 0
     longest = None # tokens of the longest place
+    kernels = None # with positions: forward and backward pass, see `disentangled.whole_disentangled`
+    seed = None # of dropout in `kernels`, int64 [1]
     masks = None # of each slot [rows, l] bool
-    far = onehot = None # entries of the position table for each distance, see `position_rows`
+    far = onehot = None # entries of the position table for each distance, see `position_rows`; or `distances`
     # where the modules' own forward runs in the places:
     native = None # of each slot (mask, distances or None, farthest distance or None for all positions)
     work = None # takes a module class and gives the forward to call; None: the forward of the class
@@ -280,6 +282,7 @@ def placed_forward(
     heads: int,
     factor: float, # of the scores
     dropout: float,
+    number: int = 0, # of the call; not needed
 ): # context [tokens, width], and what `placed_backward` needs
     "Attention of tokens end to end, in their places"
     placed, width = move(qkv, places.index), qkv.shape[1] // 3
@@ -315,6 +318,7 @@ def _position_back(grad, q, k, into, pos, pos_grads, before, l):
 def placed_backward(
     state, # of `placed_forward`
     grad: torch.Tensor, # of the context [tokens, width]
+    *inputs, # not needed
 ): # gradients of qkv [tokens, 3 width], and of pos_key and pos_query [entries, width] or None
     "The backward pass of `placed_forward`"
     places, placed, pos, saved, heads, factor, dropout = state
@@ -354,7 +358,7 @@ def _flash_back(grad, q, k, v, out, saved, ends, longest, dropout, factor):
         grad, q, k, v, out, saved[0], ends, ends, longest, longest, dropout, False, *saved[1:], scale=factor)
 
 # %% ../nbs/35_attention.ipynb #2420ed65
-def whole_forward(places, qkv, heads, factor, dropout):
+def whole_forward(places, qkv, pos_key, pos_query, heads, factor, dropout, number):
     "Context [tokens, width] of rows end to end, and what `whole_backward` needs"
     q, k, v = qkv.view(len(qkv), 3, heads, -1).unbind(1)
     out, saved = _flash(q, k, v, places.ends, places.longest, dropout, factor)
@@ -362,7 +366,7 @@ def whole_forward(places, qkv, heads, factor, dropout):
     return out.flatten(1), (places, heads, saved, factor, dropout)
 
 # %% ../nbs/35_attention.ipynb #2f00731b
-def whole_backward(state, grad, qkv, out):
+def whole_backward(state, grad, qkv, out, *positions):
     """Gradients of qkv; there are none of positions. The caller hands `qkv` and `out` in again:
     the compiler would give memory that only `state` remembers to other tensors."""
     places, heads, saved, factor, dropout = state
@@ -375,16 +379,17 @@ def whole_backward(state, grad, qkv, out):
 _KEPT = {} # state of calls whose backward pass is to come, by number
 _NOW = {} # the places in use, and the numbers of calls
 
-@torch.library.custom_op('optkit::attend', mutates_args=())
+@torch.library.custom_op('optkit::attend_tokens', mutates_args=())
 def _attend_op(qkv: torch.Tensor, pos_key: torch.Tensor | None, pos_query: torch.Tensor | None, heads: int,
                factor: float, dropout: float, back: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    places = _NOW['places']
-    whole = places.ends is not None and pos_key is None and pos_query is None and qkv.dtype in HALF
+    places, number, positions = _NOW['places'], next(_NOW['numbers']), pos_key is not None or pos_query is not None
+    forward, backward = placed_forward, placed_backward
+    if places.ends is not None:
+        if positions: forward, backward = places.kernels
+        elif qkv.dtype in HALF: forward, backward = whole_forward, whole_backward
     with torch.autocast(qkv.device.type, enabled=False):
-        if whole: out, state = whole_forward(places, qkv, heads, factor, dropout)
-        else: out, state = placed_forward(places, qkv, pos_key, pos_query, heads, factor, dropout)
-    number = next(_NOW['numbers'])
-    if back: _KEPT[number] = whole_backward if whole else placed_backward, state
+        out, state = forward(places, qkv, pos_key, pos_query, heads, factor, dropout, number)
+    if back: _KEPT[number] = backward, state
     return out, torch.tensor([number])
 
 @_attend_op.register_fake
@@ -392,29 +397,28 @@ def _(qkv, pos_key, pos_query, heads, factor, dropout, back):
     return qkv.new_empty(qkv.shape[0], qkv.shape[1] // 3), torch.empty(1, dtype=torch.int64)
 
 # %% ../nbs/35_attention.ipynb #06f54761
-@torch.library.custom_op('optkit::attend_back', mutates_args=())
-def _back_op(grad: torch.Tensor, number: torch.Tensor, qkv: torch.Tensor | None, out: torch.Tensor | None, entries: int,
-             with_key: bool, with_query: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+@torch.library.custom_op('optkit::attend_tokens_back', mutates_args=())
+def _back_op(grad: torch.Tensor, number: torch.Tensor, qkv: torch.Tensor, out: torch.Tensor,
+             pos_key: torch.Tensor | None, pos_query: torch.Tensor | None,
+             ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     backward, state = _KEPT.pop(int(number))
     with torch.autocast(grad.device.type, enabled=False):
-        grads = backward(state, grad, qkv, out) if backward is whole_backward else backward(state, grad)
+        grads = backward(state, grad, qkv, out, pos_key, pos_query)
     return tuple(grad.new_empty(0) if t is None else t for t in grads)
 
 @_back_op.register_fake
-def _(grad, number, qkv, out, entries, with_key, with_query):
-    tokens, width = grad.shape
-    return grad.new_empty(tokens, 3 * width), *(
-        grad.new_empty(entries, width) if table else grad.new_empty(0) for table in (with_key, with_query))
+def _(grad, number, qkv, out, *tables):
+    return torch.empty_like(qkv), *(grad.new_empty(0) if t is None else torch.empty_like(t) for t in tables)
 
 # %% ../nbs/35_attention.ipynb #c3f7239c
 def _setup_context(ctx, inputs, output):
     qkv, *tables = inputs[:3]
-    ctx.entries, ctx.tables = next((t.shape[0] for t in tables if t is not None), 0), [t is not None for t in tables]
-    ctx.save_for_backward(output[1], *((None, None) if any(ctx.tables) else (qkv, output[0])))
+    ctx.save_for_backward(output[1], qkv, output[0], *tables)
 
 def _backward(ctx, grad, _):
-    qkv, *tables = _back_op(grad, *ctx.saved_tensors, ctx.entries, *ctx.tables)
-    return qkv, *(t if needed else None for t, needed in zip(tables, ctx.tables)), None, None, None, None
+    qkv, *grads = _back_op(grad, *ctx.saved_tensors)
+    tables = ctx.saved_tensors[3:]
+    return qkv, *(None if t is None else g for g, t in zip(grads, tables)), None, None, None, None
 
 _attend_op.register_autograd(_backward, setup_context=_setup_context)
 

@@ -15,6 +15,8 @@ class Places:
     beside: bool
     ends: Any
     longest: Any
+    kernels: Any
+    seed: Any
     masks: Any
     far: Any
     onehot: Any
@@ -44,14 +46,14 @@ class Lanes:
     def __enter__(self): ...
 
     def __exit__(self, *exc): ...
-def placed_forward(places: Places, qkv: torch.Tensor, pos_key: torch.Tensor | None, pos_query: torch.Tensor | None, heads: int, factor: float, dropout: float):
+def placed_forward(places: Places, qkv: torch.Tensor, pos_key: torch.Tensor | None, pos_query: torch.Tensor | None, heads: int, factor: float, dropout: float, number: int=0):
     """Attention of tokens end to end, in their places"""
-def placed_backward(state, grad: torch.Tensor):
+def placed_backward(state, grad: torch.Tensor, *inputs):
     """The backward pass of `placed_forward`"""
 HALF: tuple
-def whole_forward(places, qkv, heads, factor, dropout):
+def whole_forward(places, qkv, pos_key, pos_query, heads, factor, dropout, number):
     """Context [tokens, width] of rows end to end, and what `whole_backward` needs"""
-def whole_backward(state, grad, qkv, out):
+def whole_backward(state, grad, qkv, out, *positions):
     """Gradients of qkv; there are none of positions. The caller hands `qkv` and `out` in again:
 the compiler would give memory that only `state` remembers to other tensors."""
 def attend_in_places(qkv: torch.Tensor, heads: int, factor: float, dropout: float=0.0, pos_key: torch.Tensor | None=None, pos_query: torch.Tensor | None=None) -> torch.Tensor:

@@ -34,6 +34,7 @@ def _drawn(model, unmarked=()): # names to take where no weight has a mark: with
     drawn = {n for n, p in plain.items() if not getattr(p, '_is_hf_initialized', False)}
     return drawn if len(drawn) < len(plain) else {*unmarked}
 
+# %% ../nbs/44_build.ipynb #17b7c8af
 def _topmost(module, names, path=''):
     "The outermost modules below `module` whose weights are all among `names`, or that hold one of them directly"
     weights = {f'{path}{n}' for n, _ in module.named_parameters()}
@@ -100,6 +101,7 @@ def _check_trainable(model):
             raise InputError(f'{name} is quantised and cannot train; load the model with that layer left out '
                              '(modules_to_not_convert, llm_int8_skip_modules)')
 
+# %% ../nbs/44_build.ipynb #c60edd36
 def _precision_of(config, model, hardware):
     "The formats that a configuration asks for, or those of the machine"
     precision = choose_precision(
@@ -127,7 +129,7 @@ def make_engine(
     if config.channels_last: model.to(memory_format=torch.channels_last)
     _check_trainable(model)
     precision = _precision_of(config, model, hardware)
-    if config.fast: kind = partial(FastEngine, at_once=config.physical_batch or 64, graphs=config.graphs)
+    if config.fast: kind = partial(FastEngine, at_once=config.physical_batch, graphs=config.graphs)
     else: kind = partial(Engine, compile=config.compile)
     names = 'fused', 'zero_grad_none', 'max_grad_norm', 'label_smoothing', 'optimizer', 'checkpointing', 'ema'
     engine = kind(model, precision, **{name: getattr(config, name) for name in names}, **kwargs)
@@ -191,6 +193,7 @@ def _check_auroc(engine, store, valid):
         f'auroc is not defined on these {len(valid)} rows: {defined} of the {head} labels {where}; '
         'choose another metric or other rows')
 
+# %% ../nbs/44_build.ipynb #a5c72b69
 def _check_head(model, store):
     "Raise `InputError` where a head has too few outputs for the labels, or too many"
     head, exact = model.config.num_labels, store.task in ('regression', 'multilabel')

@@ -195,6 +195,7 @@ def _table_rows(self: Hardware):
     return [*rows, ('CPU', self.cpu), ('Memory', self.memory), ('Software', self.software),
             *(('Note', note) for note in self.notes)]
 
+# %% ../nbs/10_cards.ipynb #b28c0895
 @patch
 def __repr__(self: Hardware): return '\n'.join(f'{label + ":":10}{value}' for label, value in self._table_rows())
 

@@ -84,6 +84,7 @@ def _flush(folder):
         try: os.fsync(handle)
         finally: os.close(handle)
 
+# %% ../nbs/41_checkpoint.ipynb #42db7349
 def _publish(part, ready):
     "Rename a finished folder into its place; an older one there goes aside first"
     _flush(part)
@@ -151,6 +152,7 @@ def _has_lora(model):
     quantized = getattr(model.get_base_model(), 'is_quantized', False)
     return not (quantized or getattr(config, 'trainable_token_indices', None))
 
+# %% ../nbs/41_checkpoint.ipynb #ed8c4175
 def _save_below(base, part):
     "Beside an adapter its base, with configuration and head of the training: the original has other labels and padding"
     adapter_names = r'[.](lora_|original_module[.])'

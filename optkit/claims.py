@@ -8,7 +8,7 @@ __all__ = ['claims', 'verdict', 'Claim', 'all_claims', 'claim_verdict', 'judge',
 # %% ../nbs/60_claims.ipynb #df52b054
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import resources
 from numbers import Real
 
@@ -18,11 +18,14 @@ from .base import Choice, moved
 from .timing import Ratio
 
 # %% ../nbs/60_claims.ipynb #57daca87
+def _read_table(name):
+    path = resources.files('optkit')/'data'/name
+    with path.open(encoding='utf-8') as file: return pd.read_csv(file, index_col='id')
+
 @lru_cache(maxsize=1)
 def claim_rows():
     "The table of `claims`, read once; not to be changed"
-    with (resources.files('optkit')/'data'/'claims.csv').open(encoding='utf-8') as file:
-        table = pd.read_csv(file, index_col='id')
+    table = _read_table('claims.csv')
     text = table.columns.difference(['low', 'high'])
     return table.assign(**{name: table[name].fillna('') for name in text})
 
@@ -40,8 +43,8 @@ def is_finite(value): return isinstance(value, Real) and not isinstance(value, b
 
 def ratio_interval(ratio):
     "`(p50, low, high)` of a Ratio or a mapping; None where one of them is missing, infinite or not positive"
-    read = ratio.get if hasattr(ratio, 'get') else lambda name: getattr(ratio, name, None)
-    factors = tuple(read(name) for name in ('p50', 'low', 'high'))
+    read = ratio.get if hasattr(ratio, 'get') else partial(getattr, ratio)
+    factors = tuple(read(name, None) for name in ('p50', 'low', 'high'))
     return factors if all(is_finite(o) and o > 0 for o in factors) else None
 
 # %% ../nbs/60_claims.ipynb #8aac5732
@@ -54,7 +57,7 @@ def claimed_interval(claim):
 
 # %% ../nbs/60_claims.ipynb #ede4876e
 def _verdict_name(low, high, claimed_low, claimed_high):
-    "The verdict's name for a measured interval beside a claimed one; both above 0, neither missing"
+    "The verdict's name for a measured interval beside a claimed one"
     below, above = high < claimed_low, low > claimed_high
     if low <= 1 <= high:
         near = 1 - SAME <= low and high <= 1 + SAME
@@ -85,11 +88,10 @@ def _scope_note(claim, measured, name):
 def _reason(name, low, high, bounds):
     "Why a verdict has its name, in words"
     claimed = f'{bounds[0]:g} or more' if math.isinf(bounds[1]) else f'{bounds[0]:g} to {bounds[1]:g}'
-    why = {'as claimed': f'lies inside the claimed {claimed}', 'less than claimed': f'lies below the claimed {claimed}',
-           'more than claimed': f'lies above the claimed {claimed}',
-           'no effect': f'covers 1, within {SAME:.0%}; claimed were {claimed}',
-           'slower': f'lies below 1; claimed were {claimed}',
-           'undecided': f'crosses a bound of the claimed {claimed}: more rounds are needed'}[name]
+    why = {'as claimed': 'lies inside the claimed ', 'less than claimed': 'lies below the claimed ',
+           'more than claimed': 'lies above the claimed ', 'no effect': f'covers 1, within {SAME:.0%}; claimed were ',
+           'slower': 'lies below 1; claimed were ', 'undecided': 'crosses a bound of the claimed '}[name] + claimed
+    if name == 'undecided': return why + ': more rounds are needed'
     return why + '; it covers 1 as well' if name.endswith('than claimed') and low <= 1 <= high else why
 
 # %% ../nbs/60_claims.ipynb #3f0236bf
@@ -116,7 +118,7 @@ class Claim:
     title: str # in our words
     claimed: str # in the words of the reports
     low: float | None # lower end of the claimed factor, above 1 is faster; None: open
-    high: float | None # upper end of it
+    high: float | None # upper end
     scope: str # what the claim is about: whole step, attention only, ...
     kind: str # of experiment, a key of `EXPERIMENTS`
     label: str # 'exact', 'rounding' or 'changes training'
@@ -127,96 +129,26 @@ class Claim:
     @property
     def statements(self) -> tuple: # of (text, low, high, sizes or None)
         "What is judged: the claim itself, or each statement where its text makes several"
-        listed = _STATEMENTS.get(self.id, ((self.claimed, self.low, self.high),))
-        return tuple((*statement, None)[:4] for statement in listed)
+        return _statements().get(self.id, ((self.claimed, self.low, self.high, None),))
 
 # %% ../nbs/60_claims.ipynb #60969aa4
-_STEP_CLAIMS = dict( # id: title, kind of experiment, label. Measured on a whole training step
-    bf16=('Products in BF16', 'switch', 'rounding'),
-    tf32_on_bf16=('TF32 beside BF16', 'switch', 'rounding'),
-    cudnn_benchmark=('cuDNN tries its algorithms', 'switch', 'rounding'),
-    zero_grad_none=('Gradients dropped, not zeroed', 'switch', 'exact'),
-    fused_adamw_step=('AdamW in one kernel, whole step', 'switch', 'rounding'),
-    sdpa_step=('SDPA asked for by name, whole step', 'switch', 'rounding'),
-    flash_step=('Flash attention, whole step', 'switch', 'rounding'),
-    length_bucketing=('Rows of like length together', 'switch', 'rounding'),
-    sequence_packing=('Packs instead of padding', 'switch', 'rounding'),
-    grad_accum_1=('One micro-batch, not two', 'switch', 'rounding'),
-    dynamic_batch=('The batch that fits, not a fixed small one', 'switch', 'rounding'),
-    no_checkpointing=('No gradient checkpointing', 'switch', 'rounding'),
-    checkpointing_memory=('Gradient checkpointing for memory', 'switch', 'rounding'),
-    compile=('torch.compile', 'compile', 'rounding'),
-    compile_max_autotune=('torch.compile, max-autotune over default', 'compile', 'rounding'),
-    cuda_graphs=('CUDA graphs', 'graphs', 'rounding'),
-    single_item=('One .item() a step, not two', 'item', 'exact'),
-    channels_last=('Channels-last weights', 'channels', 'exact'),
-    batch_size=('A larger physical batch', 'curve', 'rounding'),
-    all_3090=('All of it (list for the RTX 3090)', 'switch', 'rounding'),
-    all_5090=('All of it (list for the RTX 5090)', 'switch', 'rounding'))
-
-# %% ../nbs/60_claims.ipynb #496de86a
-_PART_CLAIMS = dict( # id: title, kind of experiment, label. Measured on a part of a run
-    bf16_native=('BF16 weights instead of 8-bit ones', 'native', 'changes training'),
-    tf32=('TF32 in matrix products', 'products', 'rounding'),
-    flash_attention=('Flash attention, attention alone', 'attention', 'rounding'),
-    sdpa=('SDPA against attention by hand', 'attention', 'rounding'),
-    fused_adamw=('AdamW in one kernel, the update alone', 'update', 'rounding'),
-    gpu_eval_accumulation=('Predictions stay on the device', 'evaluation', 'exact'),
-    pin_memory=('Pinned host memory', 'copy', 'exact'),
-    persistent_workers=('Workers that outlive an epoch', 'epoch', 'exact'),
-    num_workers=('Loader workers', 'epoch', 'exact'),
-    prefetch=('Prefetch of 4, not 2', 'epoch', 'exact'),
-    safety_margin=('Batch margin of 0.98, not 0.90', 'margin', 'rounding'),
-    vram_5090=('Memory that a margin of 0.98 fills', 'margin', 'rounding'),
-    dora=('DoRA', 'dora', 'changes training'),
-    adamw_8bit=('8-bit AdamW', 'state', 'changes training'),
-    throughput_5090=('Steps a second', 'rate', 'exact'),
-    utilization=('Utilisation', 'usage', 'exact'))
-
-# %% ../nbs/60_claims.ipynb #8190104e
-_UNMEASURED_CLAIMS = dict( # id: title, kind of experiment, label. Counted, simulated or derived
-    memory_8b=('Memory of an 8B model', 'sizes', 'exact'),
-    memory_3090=('Memory of a 1B model', 'sizes', 'exact'),
-    hyperband=('Hyperband', 'study', 'exact'),
-    fold_pruning=('Stopping between folds', 'study', 'exact'),
-    patience=('Patience around Hyperband', 'study', 'exact'),
-    bootstrap=('30 trials before anything is stopped', 'study', 'exact'),
-    trial_profile=('Hours of 2000 trials, added up', 'profile', 'exact'),
-    study_forecast=('Days of a study of 2000 trials', 'profile', 'exact'),
-    compile_in_hpo=('torch.compile in each trial', 'derived', 'rounding'),
-    hpo_ladder=('compile, zero_grad, max-autotune in a study', 'derived', 'rounding'))
-
-# %% ../nbs/60_claims.ipynb #db1582f8
-_STATEMENTS = dict( # id: (text, low, high, and the sizes that it is about) for each statement
-    tf32=(('20-30%', 1.2, 1.3), ('2-3x', 2., 3.)),
-    tf32_on_bf16=(('2.5x', 2.5, 2.5), ('3.75x to 4.0-4.5x on top', 1.07, 1.2)),
-    fused_adamw_step=(('1.05-1.10x', 1.05, 1.1), ('10-15%', 1.1, 1.15)),
-    zero_grad_none=(('2-5%', 1.02, 1.05), ('5-10%', 1.05, 1.1)),
-    persistent_workers=(('5-10%', 1.05, 1.1), ('2-5%', 1.02, 1.05)),
-    compile=(('10-20%', 1.1, 1.2), ('20-40%', 1.2, 1.4), ('10-30%', 1.1, 1.3)),
-    compile_in_hpo=(('10-15%', 1.1, 1.15), ('800 h to 678 h', 1.18, 1.18)),
-    all_3090=(('40-60%', 1.4, 1.6), ('2.4x', 2.4, 2.4), ('4.0x', 4., 4.)),
-    all_5090=(('3-5x', 3., 5.), ('5-6x against FP32', 5., 6.)),
-    batch_size=(('5-10% (12 to 16)', 1.05, 1.1, (12, 16)), ('15-20% (8 to 12)', 1.15, 1.2, (8, 12)),
-                ('50-100% (16 to 32)', 1.5, 2., (16, 32)), ('9-13% (23 to 26)', 1.09, 1.13, (23, 26))),
-    hpo_ladder=(('800 h to 678 h', 1.18, 1.18, (800, 678)), ('800 h to 644 h', 1.24, 1.24, (800, 644)),
-                ('800 h to 580 h', 1.38, 1.38, (800, 580))))
-
-# %% ../nbs/60_claims.ipynb #28bd4e9d
-def _number_or_none(value): return None if math.isnan(value) else float(value)
+@lru_cache(maxsize=1)
+def _statements():
+    "(text, low, high, sizes that it is about or None) of each statement, by claim"
+    table, by_claim = _read_table('statements.csv'), {}
+    for i, text, low, high, small, large in table.itertuples():
+        sizes = None if math.isnan(small) else (int(small), int(large))
+        by_claim[i] = *by_claim.get(i, ()), (text, low, high, sizes)
+    return by_claim
 
 # %% ../nbs/60_claims.ipynb #59d2d574
 @lru_cache(maxsize=1)
 def all_claims() -> dict[str, Claim]: # by id, in the order of the table
     "The claims, each tied to an experiment"
-    experiments = _STEP_CLAIMS | _PART_CLAIMS | _UNMEASURED_CLAIMS
-    by_id = {}
-    for i, row in claims().iterrows():
-        title, kind, label = experiments[i]
-        low, high = _number_or_none(row.low), _number_or_none(row.high)
-        by_id[i] = Claim(i, title, row.claimed, low, high, row.scope, kind, label,
-                         row.hardware, row.workload, row.note)
-    return by_id
+    number = lambda value: None if math.isnan(value) else float(value)
+    rows = claims().join(_read_table('experiments.csv'), validate='1:1')
+    return {i: Claim(i, r.title, r.claimed, number(r.low), number(r.high), r.scope, r.kind, r.label, r.hardware,
+                     r.workload, r.note) for i, r in rows.iterrows()}
 
 # %% ../nbs/60_claims.ipynb #2be2bc71
 VERDICTS = ('holds', 'smaller', 'none', 'harmful', 'undecided', 'not applicable')
@@ -230,23 +162,20 @@ def _range_text(low, high):
 def _cost_verdict(a, b, low, high, why):
     "The verdict of an interval `a` to `b` on a claimed cost"
     if b < low: return Choice('harmful', f'{why}: costs more than that')
-    if a > high and b >= 1: return Choice('none', f'{why}: no cost shows')
-    if a > high: return Choice('smaller', f'{why}: costs less than that')
-    if b >= 1: return Choice('undecided', f'{why}: the interval covers 1, more rounds are needed')
-    return Choice('holds', why)
+    if a <= high: return Choice('holds', why) if b < 1 else Choice(
+        'undecided', f'{why}: the interval covers 1, more rounds are needed')
+    return Choice('none', f'{why}: no cost shows') if b >= 1 else Choice('smaller', f'{why}: costs less than that')
 
 # %% ../nbs/60_claims.ipynb #c1fe9e5a
 def _gain_verdict(a, b, low, high, why):
     "The verdict of an interval `a` to `b` on a claimed gain; `low` or `high` is None for an open end"
     start = 1. if low is None else low
     tolerance = POINT if low == high else 0.
-    reached = b >= start - tolerance
-    includes_one = start <= 1 and high is not None # no effect is within the claim
-    if includes_one and a < min(.98, start) and reached:
+    reached, includes_one = b >= start - tolerance, start <= 1 and high is not None # no effect is within the claim
+    if reached and includes_one and a < min(.98, start):
         return Choice('undecided', f'{why}: the interval reaches the claim and less than that, more rounds are needed')
-    if (includes_one or a > 1) and reached:
-        more = high is not None and a > high + tolerance
-        return Choice('holds', f'{why}: more than claimed' if more else why)
+    if reached and (includes_one or a > 1):
+        return Choice('holds', f'{why}: more than claimed' if high is not None and a > high + tolerance else why)
     if b < 1: return Choice('harmful', f'{why}: slower here')
     if a > 1: return Choice('smaller', f'{why}: a gain, but below that')
     if not reached or start <= 1: return Choice('none', f'{why}: no gain shows')
@@ -262,10 +191,9 @@ def claim_verdict(
     if low is None and high is None: return Choice(None, 'no factor was claimed: reported without a verdict')
     if factor is None: return Choice('not applicable', 'there is no measured factor')
     p50, a, b = (factor[k] if isinstance(factor, dict) else getattr(factor, k) for k in ('p50', 'low', 'high'))
-    measured, claimed = f'{p50:.3g} ({a:.3g} to {b:.3g})', _range_text(low, high)
-    if high is not None and high < 1:
-        return _cost_verdict(a, b, low or 0., high, f'{measured}; claimed was a cost of {claimed}')
-    return _gain_verdict(a, b, low, high, f'{measured}; claimed were {claimed}')
+    cost, text = high is not None and high < 1, f'{p50:.3g} ({a:.3g} to {b:.3g})'
+    why = f"{text}; claimed {'was a cost of' if cost else 'were'} {_range_text(low, high)}"
+    return _cost_verdict(a, b, low or 0., high, why) if cost else _gain_verdict(a, b, low, high, why)
 
 # %% ../nbs/60_claims.ipynb #99a6aabb
 def judge(
@@ -277,8 +205,7 @@ def judge(
     "The verdict of each statement of a claim"
     verdicts = []
     for text, low, high, sizes in claim.statements:
-        by_size = sizes is not None and pairs is not None
-        measured = pairs.get(f'{sizes[0]} to {sizes[1]}') if by_size else factor
+        measured = factor if sizes is None or pairs is None else pairs.get('{} to {}'.format(*sizes))
         choice = claim_verdict(measured, low, high)
         if measured is None and factor is not None:
             run = ', '.join(str(point[0]) for point in curve)
@@ -304,12 +231,10 @@ def loss_verdict(
     "What the loss check says"
     if not math.isfinite(difference): return Choice('differs', 'a loss is not a number')
     if abs(difference) <= 1e-6: return Choice('same', 'the same loss to six digits')
-    text = f'{difference:+.2g} beside {spread:.2g} between seeds'
-    if abs(difference) <= spread:
-        surprising = label == 'exact' and abs(difference) > spread / 10
-        return Choice('within the spread', text + (', though it is labelled exact' if surprising else ''))
-    expected = label == 'changes training'
-    return Choice('differs', text + ('; it is labelled as changing training' if expected else ''))
+    text, within = f'{difference:+.2g} beside {spread:.2g} between seeds', abs(difference) <= spread
+    if within and label == 'exact' and abs(difference) > spread / 10: text += ', though it is labelled exact'
+    if not within and label == 'changes training': text += '; it is labelled as changing training'
+    return Choice('within the spread' if within else 'differs', text)
 
 # %% ../nbs/60_claims.ipynb #b7649e2b
-__getattr__ = moved(__name__, 'workloads', 'experiments', 'ledger', 'bench', 'optimize')
+__getattr__ = moved(__name__, 'workloads', 'counted', 'experiments', 'ledger', 'bench', 'optimize')

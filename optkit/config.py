@@ -31,6 +31,7 @@ _NUMBERS = {int: Integral, float: Real}
 
 def _members(annotation): return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
 
+# %% ../nbs/43_config.ipynb #e45c4ac3
 @cache
 def _field_types(cls):
     return {name: [get_origin(t) or t for t in _members(hint)] for name, hint in get_type_hints(cls).items()}

@@ -9,10 +9,10 @@ __all__ = ['Confirmed', 'Confirmation', 'confirm', 'study_summary']
 import json, math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
-from html import escape
 
 import numpy as np
 import optuna
+import pandas as pd
 from fastcore.basics import patch
 from optuna.trial import TrialState
 from tqdm.auto import tqdm
@@ -54,17 +54,12 @@ class Confirmation:
                 f'{self.optimism:.4f} too good')
 
 # %% ../nbs/56_confirm.ipynb #ec1efd41
-def table_html(columns, rows):
-    "An HTML table with a head; all text is escaped"
-    line = lambda tag, cells: f"<tr>{''.join(f'<{tag}>{escape(str(c))}</{tag}>' for c in cells)}</tr>"
-    return f"<table>{line('th', columns)}{''.join(line('td', row) for row in rows)}</table>"
-
 @patch
 def _repr_html_(self: Confirmation):
     columns = ('trial', 'score in the search', 'score on new folds', *self.rows[0].params)
     short = lambda v: f'{v:.3g}' if isinstance(v, float) else v
     rows = [(r.number, f'{r.search:.4f}', f'{r.fresh:.4f}', *map(short, r.params.values())) for r in self.rows]
-    return table_html(columns, rows)
+    return pd.DataFrame(rows, columns=columns).to_html(index=False, border=0)
 
 # %% ../nbs/56_confirm.ipynb #84759419
 def confirm(

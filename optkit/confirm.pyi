@@ -26,8 +26,6 @@ class Confirmation:
 
     @property
     def optimism(self) -> float: ...
-def table_html(columns, rows):
-    """An HTML table with a head; all text is escaped"""
 def confirm(study: optuna.Study, runner: Callable, top: int=5, folds: int | None=None, space: Callable | None=None, seed: int=1, progress: bool=True) -> Confirmation:
     """Run the best few again. Raises `InputError` for a study in which no trial is complete."""
 def study_summary(study: optuna.Study, metric: str, planned: int, full_epochs: int, strategy: Strategy | None=None) -> dict:

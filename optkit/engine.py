@@ -206,6 +206,7 @@ def _empty(optimizer):
     for state in optimizer.state.values():
         for value in state.values(): value.zero_()
 
+# %% ../nbs/33_engine.ipynb #ef2b4447
 def _check_names(engine, weights):
     present = {**engine.model.state_dict(), **engine._tensors()} # with those that do not train
     for name, tensor in weights.items():
@@ -221,6 +222,7 @@ def _clear_gradients(self: Engine, drop: bool = True):
     self.optimizer.zero_grad(set_to_none=drop)
     self.gradients_kept = self.gradients_kept and not drop
 
+# %% ../nbs/33_engine.ipynb #68e320ad
 @patch
 def discard_step(self: Engine):
     "After a failure inside a step: no gradients, no half-made optimizer state, no mark of an unscaled gradient"
@@ -273,6 +275,7 @@ def _batch(engine, store, micro):
     move = lambda v: v.to(engine.device) if isinstance(v, torch.Tensor) else v
     return {k: move(v) for k, v in inputs.items()}, move(labels)
 
+# %% ../nbs/33_engine.ipynb #de11aa2e
 def _summed(task, logits, labels, label_smoothing, weights=None):
     "Loss of all rows, or of all tokens that have a target"
     if task == 'regression': return F.mse_loss(logits.view(labels.shape), labels, reduction='sum')
@@ -405,6 +408,7 @@ def _keep_gradients(self: Engine):
         if p.grad is not None: p.grad = p.grad.clone()
     self.gradients_kept = True
 
+# %% ../nbs/33_engine.ipynb #5b6d5431
 @patch
 def _backward(self: Engine, store, micro, weight):
     total = torch.zeros((), device=self.device)
@@ -590,6 +594,7 @@ def _plain_parts(name, value):
     for inner in value.__tensor_flatten__()[0]: parts |= _plain_parts(f'{name}.{inner}', getattr(value, inner))
     return parts
 
+# %% ../nbs/33_engine.ipynb #afdb3d0f
 def _optimizer_states(optimizer):
     "(name, state, key) of each value of the optimizer's state"
     for n, p in enumerate(p for g in optimizer.param_groups for p in g['params']):
@@ -681,6 +686,7 @@ def attention_of(
 
 ATTENTIONS = 'attention that the model has' # what decisions call it
 
+# %% ../nbs/33_engine.ipynb #ada568a9
 def attentions_had(
     engine: Engine
 ) -> Choice: # names, as transformers has them

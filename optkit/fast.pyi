@@ -8,20 +8,22 @@ from .store import TokenStore
 from typing import Any
 import numpy as np, torch
 
-__all__ = ['WHOSE_ATTENTION', 'fast_problem', 'end_to_end_problem', 'padded_shapes', 'keep_compiled', 'FastEngine', 'places_problem']
+__all__ = ['TOKENS', 'WHOSE_ATTENTION', 'fast_problem', 'end_to_end_problem', 'padded_shapes', 'keep_compiled', 'FastEngine', 'places_problem']
 def fast_problem(kind: str, scaler: bool, ranks: bool, checkpointing: str, quantised: bool, formats: set) -> str:
     """Why an engine's steps stay plain"""
 def end_to_end_problem(kinds: set, device: str, capability: tuple[int, int] | None, compute: str, depth: int) -> str:
-    """Why rows need places inside attention, and cannot be taken end to end by flash attention"""
+    """Why rows need places inside attention, and cannot be taken end to end"""
 def padded_shapes(lengths: np.ndarray, rows: int, tokens: int=4096) -> Choice:
     """One shape for each length of the ladder, for models whose rows stay padded"""
 def keep_compiled(folder) -> dict:
     """Let the compilers of torch and Triton keep what they make in `folder`, unless the user's variables name one.
 torch's own cache takes the place of a folder that a command line would take apart, such as one with a blank."""
+TOKENS: int
 WHOSE_ATTENTION: tuple
 class FastEngine(Engine):
     """An engine whose steps are built once for a few shapes"""
     gradients: tuple
+    automatic: Any
     at_once: Any
     most: int
     ladder: Any
@@ -49,7 +51,7 @@ class FastEngine(Engine):
     micro_batches: Any
     updating: bool
 
-    def __init__(self, model, precision, at_once: int=64, most: int=4, least: int=32, octave: int=2, graphs: bool | None=None, layers: bool | None=None, beside: bool=True, end_to_end: bool=True, dynamic: bool=True, attention: str='optkit', **kwargs): ...
+    def __init__(self, model, precision, at_once: int | None=None, most: int=4, least: int=32, octave: int=2, graphs: bool | None=None, layers: bool | None=None, beside: bool=True, end_to_end: bool=True, dynamic: bool=True, attention: str='optkit', **kwargs): ...
 
     def set(self, **values):
         """Values of the next steps, see `Engine.set`; they go into tensors that the graphs read"""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 import numpy as np, optuna
 
-__all__ = ['REPORTS_PROFILE', 'past_errors', 'cost_interval', 'coverage', 'Forecast', 'forecast', 'profile_days', 'forecast_before', 'build_bill', 'study_builds', 'importance_figure', 'parallel_figure']
+__all__ = ['past_errors', 'cost_interval', 'coverage', 'Forecast', 'forecast', 'forecast_before', 'build_bill', 'importance_figure', 'parallel_figure']
 LEAST_POINTS: int
 LEAST_TRIALS: int
 def recent_mean(costs: np.ndarray) -> float:
@@ -48,15 +48,10 @@ def forecast(study: optuna.Study, n_trials: int | None=None, confidence: float=0
     """How long the rest of a study takes. Raises `InputError` for a study without a finished trial."""
 def fold_profile(study: optuna.Study) -> list[dict]:
     """Trials and hours by the folds that they reached"""
-REPORTS_PROFILE: tuple
-def profile_days(profile: tuple=...) -> tuple[float, float, float]:
-    """Days on one card that a profile adds up to"""
 def forecast_before(n_trials: int, folds: int, epochs: int, seconds_per_epoch: float, strategy: str | Strategy='racing', build_s: float=0.0, workers: int=1) -> Forecast:
     """Bounds of a study that has not begun"""
 def build_bill(training_s: float, trials: int, build_s: float, speedup: float, keys: int=1) -> dict[str, dict]:
     """The study's hours by how often its engine is built"""
-def study_builds(study: optuna.Study) -> dict:
-    """What building took in a study whose runner reports it as `build_seconds`"""
 def importance_figure(study: optuna.Study, where: str='') -> Figure:
     """How much each parameter mattered for being among the best tenth"""
 def parallel_figure(study: optuna.Study, where: str='', most: int=300) -> Figure:

@@ -306,7 +306,7 @@ def _peer_access(a, b):
     try: return torch.cuda.can_device_access_peer(a, b)
     except (RuntimeError, AssertionError): return None
 
-
+# %% ../nbs/12_hardware.ipynb #81d7c5aa
 def look_at_links(cards: Sequence[dict] = ()) -> tuple[Link, ...]:
     "The links between the CUDA devices that this process sees, from the facts of the management library"
     if not torch.cuda.is_available(): return ()

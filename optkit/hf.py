@@ -285,6 +285,7 @@ def _fits(value, task):
     if task == 'classification': return not value.ndim and not value % 1
     return task != 'multilabel' or bool(value.ndim == 1 and (value >= 0).all() and (value <= 1).all())
 
+# %% ../nbs/49_hf.ipynb #2b516007
 def _row_labels(labels, task):
     "Labels of rows as numbers, one shape for all"
     values, wanted = [], _WANTED.get(task, 'finite numbers, as many in each row')

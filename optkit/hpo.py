@@ -8,7 +8,7 @@ __all__ = ['tune']
 # %% ../nbs/55_hpo.ipynb #9d6602fc
 import gc, math, multiprocessing, os, pickle, signal, threading, time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -24,8 +24,8 @@ from tqdm.auto import tqdm
 from .base import first_line, InputError, moved
 from .batch_finder import is_out_of_memory
 from .trainer import Trainer
-from .strategies import BracketSampling, Course, follow, Strategy, told_value
-from .storage import losing, move_aside, open_storage, put_back, silent, StorageLost, write_values, writing
+from .strategies import Course, follow, silent, Strategy, value_for_sampler
+from .storage import move_aside, open_storage, put_back, storage_errors, StorageLost, write_values
 from .space import best_of, curves, ended, TrainerRunner
 from .study import (
     HELD, interrupt_trial, Interrupts, make_plan, Misfit, open_or_make_study, requeue_interrupted, Search)
@@ -39,8 +39,8 @@ class StopAsked(Exception): "Somebody wants the study to stop"
 @patch
 def requested(self: Search, what: str) -> bool: # 'stop' or 'pause'
     "Whether `study.db.stop` was put beside the study's file since this process began, or `study.db.pause` at any time"
-    if self.place.path is None: return False
-    file = self.place.path.with_name(f'{self.place.path.name}.{what}')
+    if self.location.path is None: return False
+    file = self.location.path.with_name(f'{self.location.path.name}.{what}')
     try: return file.stat().st_mtime > (self.start_time if what == 'stop' else 0)
     except OSError: return False
 
@@ -148,7 +148,7 @@ def report_value(self: Search, run: Running, fold: int, epoch: int, value: float
 # %% ../nbs/55_hpo.ipynb #1be747a6
 @patch
 def store(self: Search, run: Running, **attrs):
-    "Store the values that wait, and attributes: one transaction costs little more than one value"
+    "Store the values that wait, together, and attributes"
     waiting, run.waiting, run.written = run.waiting, [], time.perf_counter()
     write_values(run.trial, waiting, attrs)
 
@@ -168,17 +168,16 @@ def fold_done(self: Search, run: Running, course: Course):
 # %% ../nbs/55_hpo.ipynb #20db6a4b
 @patch
 def fit_batch(self: Search, run: Running, params: dict) -> dict | None: # None: not even one row fits
-    "The parameters with a physical batch that fits this card, by earlier trials and by the forecast"
-    runner, run.excess = self.plan.runner, 1.
-    if not hasattr(runner, 'physical_batch'): return params if self._forecast_fits(run, params) else None
-    usual = runner.physical_batch(params) if callable(runner.physical_batch) else runner.physical_batch
-    rows = params.get('physical_batch') or usual or params.get('effective_batch', 1)
+    "The parameters with a physical batch that fits, by earlier trials and by the forecast"
+    usual, run.excess = getattr(self.plan.runner, 'physical_batch', None), 1.
+    if usual is None: return params if self._forecast_fits(run, params) else None
+    rows = params.get('physical_batch') or (usual(params) if callable(usual) else usual)
+    rows = rows or params.get('effective_batch', 1)
     rows = min(rows, self.limits.get(self.key) or rows)
-    while True:
-        fitting = {**params, 'physical_batch': rows}
-        if self._forecast_fits(run, fitting): return fitting
+    while not self._forecast_fits(run, {**params, 'physical_batch': rows}):
         if rows == 1: return None
         rows = self._reduce_batch(run, rows, params, f'{run.excess:.1f} GiB more than there are were forecast')
+    return {**params, 'physical_batch': rows}
 
 # %% ../nbs/55_hpo.ipynb #fe002ef1
 @patch
@@ -211,34 +210,13 @@ def _reduce_batch(self: Search, run, rows, params, why):
     self.say(f'trial {run.trial.number}: {why} with {rows} rows at once, {fewer} are tried; the effective batch stays')
     return fewer
 
-# %% ../nbs/55_hpo.ipynb #7b857dff
-def tell_at_once(study: optuna.Study, trial: Trial, values, state: TrialState | None) -> bool: # False: nothing is done
-    "What `study.tell` does with a trial of this process, without reading it back; False where only `study.tell` can"
-    frozen, bracket = getattr(trial, '_cached_frozen_trial', None), isinstance(study.pruner, BracketSampling)
-    if frozen is None or not (bracket or isinstance(study.pruner, optuna.pruners.NopPruner)): return False
-    if bracket and not hasattr(optuna.pruners, '_filter_study'): return False
-    values = values if values is None or isinstance(values, list) else [values]
-    if state == TrialState.PRUNED and frozen.intermediate_values: # its last value, as in `study.tell`
-        values = [frozen.intermediate_values[max(frozen.intermediate_values)]]
-        if math.isnan(values[0]) or len(study.directions) > 1: values = None
-    if state in (None, TrialState.COMPLETE):
-        state = TrialState.COMPLETE
-        if values is None or len(values) != len(study.directions) or not np.isfinite(values).all(): return False
-    study._thread_local.cached_all_trials = None
-    within = optuna.pruners._filter_study(study, frozen) if bracket else study # the study of its bracket
-    with suppress(UpdateFinishedTrialError): # another process ended it
-        try: study.sampler.after_trial(within, frozen, state, values)
-        finally: study._storage.set_trial_state_values(trial._trial_id, state, values)
-    return True
-
 # %% ../nbs/55_hpo.ipynb #edd40c5d
 @patch
 def report_result(self: Search, trial: Trial, values=None, state: TrialState | None = None):
     "`study.tell`, in which a sampler that has tried everything may end the study, as in `study.optimize`"
     self.study._thread_local.in_optimize_loop = True
     try:
-        if not tell_at_once(self.study, trial, values, state):
-            self.study.tell(trial, values, state=state, skip_if_finished=True)
+        self.study.tell(trial, values, state=state, skip_if_finished=True)
     finally: self.study._thread_local.in_optimize_loop = False
 
 # %% ../nbs/55_hpo.ipynb #ce00d980
@@ -248,11 +226,10 @@ def finish(self: Search, run: Running, verdict, build_seconds: float):
     if not verdict:
         self._store_end(run, 'complete', build_seconds=build_seconds)
         return self.report_result(run.trial, np.reshape(run.scores, (len(run.scores), -1)).mean(0).tolist())
-    predicted = None # else no better than the best complete trial, also of another process
-    if self.plan.strategy.told == 'predicted': predicted = self.plan.sign * told_value(verdict, self.history)
+    predicts = self.plan.strategy.stopped_as == 'predicted' # no better than the best complete trial
+    predicted = self.plan.sign * value_for_sampler(verdict, self.history) if predicts else None
     self._store_end(run, 'stopped', verdict.reason, build_seconds, predicted)
-    if self.plan.strategy.told == 'pruned': return self.report_result(run.trial, state=TrialState.PRUNED)
-    self.report_result(run.trial, predicted)
+    self.report_result(run.trial, predicted, None if predicts else TrialState.PRUNED)
 
 # %% ../nbs/55_hpo.ipynb #ce5b99fb
 @patch
@@ -291,7 +268,7 @@ def run_trial(self: Search, trial: Trial, params: dict | optuna.TrialPruned):
     run = self.begin(trial)
     self.current = (trial, run)
     if isinstance(params, optuna.TrialPruned): return self.refuse(run, params)
-    with _Heartbeat(self.study, trial):
+    with _heartbeat(self.study, trial):
         try:
             while params is not None: params = self._attempt(run, params)
         except UpdateFinishedTrialError: # this process was asleep, another took the trial over
@@ -321,27 +298,26 @@ def _follow(self: Search, run, params):
                   lambda course: self.fold_done(run, course))
 
 # %% ../nbs/55_hpo.ipynb #49c876ee
-class _Heartbeat:
-    "Records every minute that the trial is alive, where the storage supports it"
-    def __init__(self, study, trial):
-        self.beat, self.trial_id = getattr(study._storage, 'record_heartbeat', None), trial._trial_id
-        self.interval = getattr(study._storage, 'get_heartbeat_interval', lambda: None)() # seconds
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._run, daemon=True) if self.beat and self.interval else None
-    def __enter__(self):
-        if self.thread: self.thread.start()
-    def _run(self):
+@contextmanager
+def _heartbeat(study, trial):
+    "Record every minute that the trial is alive, where the storage supports it"
+    storage, over = study._storage, threading.Event()
+    interval = storage.get_heartbeat_interval() if hasattr(storage, 'get_heartbeat_interval') else None # seconds
+    def beat():
         while True:
-            with suppress(Exception): self.beat(self.trial_id) # the next one may get through
-            if self.over.wait(self.interval): return
-    def __exit__(self, *_):
-        self.over.set()
-        if self.thread: self.thread.join()
+            with suppress(Exception): storage.record_heartbeat(trial._trial_id) # the next one may get through
+            if over.wait(interval): return
+    thread = threading.Thread(target=beat, daemon=True)
+    if interval: thread.start()
+    try: yield
+    finally:
+        over.set()
+        if interval: thread.join()
 
 # %% ../nbs/55_hpo.ipynb #083c6675
 @patch
 def run(self: Search, wait: float = .5): # seconds between looks, while only others are at work
-    "Run trials until enough have ended or the time is spent; unfinished ones go back to the queue"
+    "Run trials until enough have ended or the time is spent"
     try:
         with silent(), self.interrupts: self._run_trials(wait)
     except StopAsked: self.say('stopped, as was asked for; the same call goes on')
@@ -394,7 +370,7 @@ def close(self: Search):
     self.bar.close()
     unfinished = [*filter(None, [self.current]), *((trial, None) for trial, _ in self.pending)]
     try:
-        with silent(), self.place.lock():
+        with silent(), self.location.lock():
             for trial, run in unfinished: self._give_back(trial, run)
             HELD.difference_update(self.claimed)
             requeue_interrupted(self.study, self.exclusive)
@@ -411,17 +387,17 @@ def _give_back(self: Search, trial, run):
     interrupt_trial(self.study, storage.get_trial(trial._trial_id))
 
 # %% ../nbs/55_hpo.ipynb #1e528764
-def _remove_new_file(place, name):
+def _remove_new_file(location, name):
     "A file that was made for a study in which nothing ended is removed"
-    if not (place.new and place.path and place.path.exists()): return
-    with silent(): names = optuna.get_all_study_names(place.storage)
-    load = lambda name: optuna.load_study(study_name=name, storage=place.storage)
+    if not (location.new and location.path and location.path.exists()): return
+    with silent(): names = optuna.get_all_study_names(location.storage)
+    load = lambda name: optuna.load_study(study_name=name, storage=location.storage)
     if names not in ([], [name]) or any(ended(t) for n in names for t in load(n).get_trials(deepcopy=False)): return
-    if place.kind == 'sqlite': place.storage.remove_session()
-    if hasattr(place.storage, 'engine'): place.storage.engine.dispose()
-    for end in ('', '-lock', '-journal', '-wal', '-shm'): Path(f'{place.path}{end}').unlink(missing_ok=True)
-    if place.aside: put_back(place)
-    for folder in place.folders:
+    if location.kind == 'sqlite': location.storage.remove_session()
+    if hasattr(location.storage, 'engine'): location.storage.engine.dispose()
+    for end in ('', '-lock', '-journal', '-wal', '-shm'): Path(f'{location.path}{end}').unlink(missing_ok=True)
+    if location.aside: put_back(location)
+    for folder in location.folders:
         if not any(folder.iterdir()): folder.rmdir()
 
 # %% ../nbs/55_hpo.ipynb #59c8fb45
@@ -437,14 +413,13 @@ def _check_workers(plan, storage):
                          f'functions of a module, not of a notebook ({str(exc)[:80]})') from None
 
 # %% ../nbs/55_hpo.ipynb #8d7f0ebe
-def _run_workers(plan, place, study, storage, progress):
-    where = str(place.path if storage is None else storage)
+def _run_workers(plan, location, study, storage, progress):
+    where = str(location.path if storage is None else storage)
     context = multiprocessing.get_context('spawn')
-    workers = [context.Process(target=_run_worker, args=(plan, where, progress and n == 0))
-               for n in range(plan.workers)]
+    workers = [context.Process(target=_run_worker, args=(plan, where, progress and not n)) for n in range(plan.workers)]
     for worker in workers: worker.start()
     _wait_for(workers)
-    with place.lock(), silent(): requeue_interrupted(study)
+    with location.lock(), silent(): requeue_interrupted(study)
     n = sum(ended(t) is not None for t in study.get_trials(deepcopy=False))
     codes = [worker.exitcode for worker in workers]
     if all(codes) or (plan.budget is None and n < plan.n_trials and any(codes)):
@@ -468,10 +443,10 @@ def _wait_for(workers):
 # %% ../nbs/55_hpo.ipynb #52063d82
 def _run_worker(plan, where, progress):
     "What a worker process runs"
-    place = open_storage(where)
-    with place.lock(): study = open_or_make_study(plan, place)
+    location = open_storage(where)
+    with location.lock(): study = open_or_make_study(plan, location)
     try:
-        with losing(plan.name): Search(plan, place, study, None, None, print, progress).run()
+        with storage_errors(plan.name, begun=True): Search(plan, location, study, None, None, print, progress).run()
     except KeyboardInterrupt: raise SystemExit(130) from None
     except StorageLost as exc: raise SystemExit(f'worker {os.getpid()}: {exc}') from None # a line, and exit code 1
 
@@ -502,18 +477,19 @@ def tune(
     plan = make_plan(runner_or_trainer, space, n_trials, budget, folds, epochs, strategy, sampler, name, workers, seed,
                      direction, first, identity)
     if workers > 1: _check_workers(plan, storage)
-    place = open_storage(Path('runs') / plan.name / 'study.db' if storage is None else storage)
-    if place.note: say(place.note)
+    location = open_storage(Path('runs') / plan.name / 'study.db' if storage is None else storage)
+    if location.note: say(location.note)
     try:
         if fresh:
-            place, message = move_aside(place, plan.name)
+            location, message = move_aside(location, plan.name)
             if message: say(message)
-        with place.lock(), writing(plan.name): study = open_or_make_study(plan, place)
-        if workers > 1: _run_workers(plan, place, study, storage, progress)
+        with location.lock(), storage_errors(plan.name, begun=False): study = open_or_make_study(plan, location)
+        if workers > 1: _run_workers(plan, location, study, storage, progress)
         else:
-            with losing(plan.name): Search(plan, place, study, on_epoch, on_trial, say, progress).run()
+            with storage_errors(plan.name, begun=True):
+                Search(plan, location, study, on_epoch, on_trial, say, progress).run()
     except InputError:
-        _remove_new_file(place, plan.name)
+        _remove_new_file(location, plan.name)
         raise
     return study
 

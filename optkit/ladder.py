@@ -9,6 +9,7 @@ __all__ = ['Rung', 'default_rungs', 'Ladder', 'measure_ladder']
 import copy
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,6 @@ from .records import mfu, quantiles, Record
 from .store import TokenStore
 from .steps import Layout, padded_tokens, real_tokens, steps
 from .models import check_tokens, settle_config
-from .engine import Engine
 from .sizes import training_flops
 from .config import TrainConfig
 from .build import make_engine
@@ -50,10 +50,9 @@ def default_rungs(
     compiled: bool | None = None # whether to end with torch.compile; None: on a GPU
 ) -> tuple[Rung, ...]: # cumulative, the baseline not included
     "The rows of the first ladder that make sense on this machine"
-    rows = _precision_rungs(hardware)
-    rows += [Rung('+ zero_grad to None', dict(zero_grad_none=True), 'zero_grad_none'),
-             Rung('+ fused AdamW', dict(fused=True), 'fused_adamw_step', 'rounding'),
-             Rung('+ pad to the longest', dict(layout='padded'), None, 'rounding')]
+    rows = [*_precision_rungs(hardware), Rung('+ zero_grad to None', dict(zero_grad_none=True), 'zero_grad_none'),
+            Rung('+ fused AdamW', dict(fused=True), 'fused_adamw_step', 'rounding'),
+            Rung('+ pad to the longest', dict(layout='padded'), None, 'rounding')]
     if effective > 1:
         changes = dict(layout='sorted', physical_batch=min(physical, -(-effective // 2))) # at least two micro-batches
         rows.append(Rung('+ sorted micro-batches', changes, 'length_bucketing', 'rounding', aside=True))
@@ -71,69 +70,63 @@ def _precision_rungs(hardware):
     return [Rung('+ FP16 autocast, scaled', dict(precision='fp16'), None, 'rounding')]
 
 # %% ../nbs/70_ladder.ipynb #95cdec7c
-def ladder_configs(
-    base: TrainConfig, # what all rows share: effective batch, learning rate, seed, ...
-    rungs: tuple[Rung, ...]
-) -> dict[str, TrainConfig]: # in order, baseline first
-    "The configuration of each row: everything before it and its own change"
-    configs = {'baseline': replace(plain_step(base), fast=False, graphs=None)}
-    for rung, before in zip(rungs, rows_before(rungs)): configs[rung.name] = replace(configs[before], **rung.changes)
-    return configs
-
-# %% ../nbs/70_ladder.ipynb #64108513
-def rows_before(rungs: tuple[Rung, ...]) -> list[str]: # one name a rung
-    "The row that each rung builds on: the last one that is not aside"
+def rows_before(rungs):
+    "The name of the row that each rung builds on: the last one that is not aside"
     names = ['baseline']
     for rung in rungs: names.append(names[-1] if rung.aside else rung.name)
     return names[:-1]
 
+def ladder_configs(base, rungs):
+    "The configuration of each row by name, baseline first: everything before it and its own change"
+    configs = {'baseline': replace(plain_step(base), fast=False, graphs=None)}
+    for rung, before in zip(rungs, rows_before(rungs)): configs[rung.name] = replace(configs[before], **rung.changes)
+    return configs
+
 # %% ../nbs/70_ladder.ipynb #d5224574
 def _switch(field, off, on): return {field: off}, {field: on}
 
-# %% ../nbs/70_ladder.ipynb #8c2b4cf1
 _PLAIN = dict(precision='fp32', tf32=False, layout='full', fused=False, zero_grad_none=False, cudnn_benchmark=False,
               read_every=1, eval_on_device=False, pin_memory=False, persistent_workers=False)
 _LISTED = dict(precision='bf16', tf32=True, layout='full', fused=True, zero_grad_none=True, cudnn_benchmark=True,
                read_every=20, eval_on_device=True, pin_memory=True, persistent_workers=True,
                attention='sdpa') # what both lists of the reports have
-_FUSED, _BATCH = _switch('fused', False, True), _switch('physical_batch', 8, None)
 
 # %% ../nbs/70_ladder.ipynb #42326770
-CLAIM_SWITCHES = dict( # id in claims.csv: without it, with it
-    bf16=_switch('precision', 'fp32', 'bf16'), bf16_native=({}, dict(weights='bf16')),
+CLAIM_SWITCHES = {name: _switch(field, *values) for field, *values, names in ( # field, without it, with it, claims
+    ('attention', 'eager', 'flash_attention_2', ('flash_attention',)),
+    ('attention', 'sdpa', 'flash_attention_2', ('flash_step',)),
+    ('attention', 'eager', 'sdpa', ('sdpa',)),
+    ('precision', 'fp32', 'bf16', ('bf16',)),
+    ('fused', False, True, ('fused_adamw', 'fused_adamw_step')),
+    ('compile', 'default', 'max-autotune-no-cudagraphs', ('compile_max_autotune',)),
+    *((name, False, True, (name,)) for name in (
+        'cudnn_benchmark', 'zero_grad_none', 'pin_memory', 'channels_last')),
+    ('read_every', 1, 20, ('single_item',)),
+    ('eval_on_device', False, True, ('gpu_eval_accumulation',)),
+    ('physical_batch', 8, None, ('batch_size', 'grad_accum_1', 'dynamic_batch')),
+    ('checkpointing', 'full', 'off', ('no_checkpointing',)),
+    ('checkpointing', 'off', 'full', ('checkpointing_memory',)),
+    ('adapter', 'lora', 'dora', ('dora',)),
+    ('optimizer', 'adamw', 'adamw_8bit', ('adamw_8bit',)),
+    ('workers', 0, 4, ('num_workers',)),
+    ('prefetch', 2, 4, ('prefetch',)),
+    ('layout', 'padded', 'sorted', ('length_bucketing',)),
+    ('layout', 'padded', 'packed', ('sequence_packing',))) for name in names} | dict(
+    bf16_native=({}, dict(weights='bf16')), sdpa_step=({}, dict(attention='sdpa')),
+    compile=({}, dict(compile='default')),
     tf32=(dict(precision='fp32', tf32=False), dict(precision='fp32', tf32=True)),
     tf32_on_bf16=(dict(precision='bf16', tf32=False), dict(precision='bf16', tf32=True)),
-    flash_attention=_switch('attention', 'eager', 'flash_attention_2'),
-    flash_step=_switch('attention', 'sdpa', 'flash_attention_2'),
-    sdpa=_switch('attention', 'eager', 'sdpa'), sdpa_step=({}, dict(attention='sdpa')),
-    fused_adamw=_FUSED, fused_adamw_step=_FUSED,
-    compile=({}, dict(compile='default')),
-    compile_max_autotune=_switch('compile', 'default', 'max-autotune-no-cudagraphs'),
-    cudnn_benchmark=_switch('cudnn_benchmark', False, True), zero_grad_none=_switch('zero_grad_none', False, True),
-    single_item=_switch('read_every', 1, 20), gpu_eval_accumulation=_switch('eval_on_device', False, True),
-    batch_size=_BATCH, grad_accum_1=_BATCH, dynamic_batch=_BATCH,
-    no_checkpointing=_switch('checkpointing', 'full', 'off'),
-    checkpointing_memory=_switch('checkpointing', 'off', 'full'),
-    dora=_switch('adapter', 'lora', 'dora'), adamw_8bit=_switch('optimizer', 'adamw', 'adamw_8bit'),
-    pin_memory=_switch('pin_memory', False, True),
     persistent_workers=(dict(workers=2, persistent_workers=False), dict(workers=2, persistent_workers=True)),
-    num_workers=_switch('workers', 0, 4), prefetch=_switch('prefetch', 2, 4),
-    length_bucketing=_switch('layout', 'padded', 'sorted'), sequence_packing=_switch('layout', 'padded', 'packed'),
     cuda_graphs=(dict(fast=True, graphs=False), dict(fast=True, graphs=True)),
-    channels_last=_switch('channels_last', False, True),
     all_3090=(_PLAIN, _LISTED), all_5090=(_PLAIN, dict(_LISTED, compile='default')))
 
 # %% ../nbs/70_ladder.ipynb #5339d866
-_FIGURE, _FINDER = 'a figure, not a change', 'an argument of the batch finder'
-NO_SWITCH = dict( # claims about a step that no field can turn on and off, and why
-    safety_margin=_FINDER, vram_5090=_FINDER, memory_8b=_FIGURE, memory_3090=_FIGURE, throughput_5090=_FIGURE,
-    utilization=_FIGURE)
+NO_SWITCH = dict.fromkeys(('safety_margin', 'vram_5090'), 'an argument of the batch finder') | dict.fromkeys(
+    ('memory_8b', 'memory_3090', 'throughput_5090', 'utilization'), 'a figure, not a change') # no field turns them on
 
 # %% ../nbs/70_ladder.ipynb #ec0d2689
 @contextmanager
-def without_dropout(
-    model: torch.nn.Module
-):
+def without_dropout(model):
     "Dropout off inside, as it was afterwards"
     shares = [(m, 'p') for m in model.modules() if isinstance(m, torch.nn.Dropout)]
     shares += [(m, name) for m in model.modules() for name, value in vars(m).items()
@@ -148,38 +141,33 @@ def without_dropout(
 # %% ../nbs/70_ladder.ipynb #62a2ed9c
 def planned_steps(store, rows, config, n):
     "The first `n` optimizer steps of a configuration, over as many epochs as they need"
-    planned, epoch, c = [], 0, config
-    layout = replace(Layout.from_config(c), table=None) # ladders compare plain sizes
+    planned, epoch = [], 0
+    layout = replace(Layout.from_config(config), table=None) # ladders compare plain sizes
     while len(planned) < n:
         epoch += 1
-        planned += steps(store, rows, c.effective_batch, layout=layout, seed=c.seed, epoch=epoch)
+        planned += steps(store, rows, config.effective_batch, layout=layout, seed=config.seed, epoch=epoch)
     return planned[:n]
 
 # %% ../nbs/70_ladder.ipynb #abc9ed3b
-def loss_of(
-    engine: Engine,
-    store: TokenStore,
-    rows: np.ndarray, # row numbers to train on
-    config: TrainConfig,
-    n: int # optimizer steps
-) -> tuple[float, int | None]: # mean loss of the second half; peak bytes, None without a GPU
-    "Train `n` steps from the start without dropout; the peak holds model, optimizer and step"
+def loss_of(engine, store, rows, config, n):
+    """Train `n` steps from the start without dropout: mean loss of the second half, peak bytes (None without a GPU).
+
+    The peak holds model, optimizer and step.
+    """
     cuda = engine.device.type == 'cuda'
     engine.reset(config.lr, config.weight_decay, config.label_smoothing, config.max_grad_norm, config.seed)
     with without_dropout(engine.model):
         before = _reset_peak() if cuda else 0
         losses = [engine.step(store, step) for step in planned_steps(store, rows, config, n)]
     loss = torch.stack(losses)[n // 2:].mean().item()
-    return loss, torch.cuda.max_memory_allocated() - before + _model_bytes(engine) if cuda else None
+    if not cuda: return loss, None
+    weights = engine.model.state_dict(keep_vars=True).values()
+    return loss, torch.cuda.max_memory_allocated() - before + sum(t.numel() * t.element_size() for t in weights)
 
-# %% ../nbs/70_ladder.ipynb #f46bf521
 def _reset_peak(): # bytes that are allocated
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()
-
-def _model_bytes(engine):
-    return sum(t.numel() * t.element_size() for t in engine.model.state_dict(keep_vars=True).values())
 
 # %% ../nbs/70_ladder.ipynb #61062dea
 @dataclass(frozen=True)
@@ -208,36 +196,45 @@ def _variants(engines, plans, store):
     return [variant(first, first), variant(AGAIN, first), *(variant(name, name) for name in others)]
 
 # %% ../nbs/70_ladder.ipynb #acde1926
-def _rates(seconds, numbers, plan, store, model, peak):
-    "Rates of a step from the seconds of each round"
-    rounds, seconds = [plan[n % len(plan)] for n in numbers], np.asarray(seconds)
-    count = lambda f: np.array([f(step) for step in rounds])
-    flops = count(lambda step: training_flops(model, np.concatenate([store.lengths[m.rows] for m in step])))
-    return dict(seconds=quantiles(seconds), mfu=mfu(flops.sum(), seconds.sum(), peak),
-                samples_per_s=quantiles(count(lambda step: sum(len(m.rows) for m in step)) / seconds),
-                tokens_per_s=quantiles(count(lambda step: real_tokens(store, step)) / seconds),
-                padded_tokens_per_s=quantiles(count(padded_tokens) / seconds))
+def step_rates(seconds, rounds, store, flops_of, peak):
+    """Seconds, samples, real and padded tokens a second (quantiles), and MFU of a step.
+
+    `rounds`: the optimizer steps of each round; `flops_of`: of the lengths of the rows of a step; `peak`: FLOP/s
+    """
+    seconds = np.asarray(seconds)
+    mean_of = lambda f: np.array([np.mean([f(step) for step in steps]) for steps in rounds], dtype=float)
+    rate = lambda f: quantiles(mean_of(f) / seconds)
+    try: flops = mean_of(lambda step: flops_of(np.concatenate([store.lengths[m.rows] for m in step]))).sum()
+    except AttributeError: flops = None # a model whose shape is not known
+    return dict(seconds=quantiles(seconds), samples_per_s=rate(lambda step: sum(len(m.rows) for m in step)),
+                tokens_per_s=rate(partial(real_tokens, store)), padded_tokens_per_s=rate(padded_tokens),
+                mfu=mfu(flops, seconds.sum(), peak))
 
 # %% ../nbs/70_ladder.ipynb #1941a16d
+def _record(comparison, name, rung, config, plan, loss, against, store, model, peak):
+    "The record of one row; `loss`: of `loss_of`, and the baseline's; `against`: the row before"
+    ratio = lambda base: asdict(comparison.ratio(name, base)) if base else None
+    rounds = [[plan[n % len(plan)]] for n in comparison.numbers]
+    rates = step_rates(comparison.seconds[name], rounds, store, partial(training_flops, model), peak)
+    if config.fast: rates['padded_tokens_per_s'] = None # the fast engine cuts a step anew
+    (value, peak_bytes), baseline = loss
+    return Record(
+        variant=name, baseline='baseline', claim=rung.claim, label=rung.label, aside=rung.aside,
+        ratio=ratio('baseline') if name != 'baseline' else dict(p50=1., low=1., high=1.), ratio_before=ratio(against),
+        repeats=comparison.rounds, warm_up=comparison.warm_up, peak_bytes=peak_bytes,
+        disturbed=sum(count for *_, count in comparison.disturbed),
+        loss=dict(value=value, difference=value - baseline), **rates)
+
+# %% ../nbs/70_ladder.ipynb #047bf359
 def _ladder(comparison, configs, rungs, plans, losses, store, model, hardware):
+    "The `Ladder` of a comparison"
     rung_of, before_of = {r.name: r for r in rungs}, dict(zip([r.name for r in rungs], rows_before(rungs)))
-    peak = (hardware.gpu.peak or {}).get('bf16') if hardware.gpu else None
-    ratio = lambda name, against: asdict(comparison.ratio(name, against)) if against else None
-    records = []
-    for name in ('baseline', AGAIN, *rung_of):
-        row = 'baseline' if name == AGAIN else name
-        rung, (loss, peak_bytes) = rung_of.get(name, Rung(name, {})), losses[row]
-        rates = _rates(comparison.seconds[name], comparison.numbers, plans[row], store, model, peak)
-        if configs[row].fast: rates['padded_tokens_per_s'] = None # the fast engine cuts a step anew
-        records.append(Record(
-            variant=name, baseline='baseline', claim=rung.claim, label=rung.label, aside=rung.aside,
-            ratio=ratio(name, 'baseline') if records else dict(p50=1., low=1., high=1.),
-            ratio_before=ratio(name, before_of.get(name)), repeats=comparison.rounds, warm_up=comparison.warm_up,
-            disturbed=sum(count for *_, count in comparison.disturbed), peak_bytes=peak_bytes,
-            loss=dict(value=loss, difference=loss - losses['baseline'][0]), **rates))
-    machine = hardware.gpu.name if hardware.gpu else hardware.cpu.model
-    rows = configs['baseline'].effective_batch
-    note = (f'{rows} rows an optimizer step, at most {store.max_length} tokens, {machine}; '
+    peak, baseline = (hardware.gpu.peak or {}).get('bf16') if hardware.gpu else None, losses['baseline'][0]
+    rows = {'baseline': 'baseline', AGAIN: 'baseline'} | {name: name for name in rung_of}
+    records = [_record(comparison, name, rung_of.get(name, Rung(name, {})), configs[row], plans[row],
+                       (losses[row], baseline), before_of.get(name), store, model, peak) for name, row in rows.items()]
+    machine, effective = hardware.gpu.name if hardware.gpu else hardware.cpu.model, configs['baseline'].effective_batch
+    note = (f'{effective} rows an optimizer step, at most {store.max_length} tokens, {machine}; '
             f'{comparison.rounds} rounds, {comparison.confidence:.0%} intervals; MFU against the dense BF16 peak')
     return Ladder(tuple(records), comparison, note)
 

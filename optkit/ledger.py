@@ -23,35 +23,32 @@ from .steps import padded_tokens
 from .fast import fast_problem
 from .claims import all_claims, Claim, judge, one_verdict
 from .page import ENOUGH, ratio_words
+from .counted import NEEDS, STUDIES
 from .ladder import default_rungs, measure_ladder, planned_steps, Rung, without_dropout
-from .workloads import Bench, CYCLE, least_seconds, WORKLOADS
-from .experiments import NEEDS, SAME_ROUNDS, STUDIES, TOP
+from .workloads import CYCLE, least_seconds, WORKLOADS
+from .experiments import SAME_ROUNDS, TOP
 
 # %% ../nbs/73_ledger.ipynb #3d2fd1b0
 _NEEDS_CUDA = dict( # claim: why it needs a GPU
-    cudnn_benchmark='cuDNN runs on NVIDIA GPUs only',
-    pin_memory='nothing is copied to a GPU',
-    safety_margin='there is no GPU memory to fill',
-    vram_5090='there is no GPU memory to fill',
-    cuda_graphs='CUDA graphs need an NVIDIA GPU',
-    compile_max_autotune='max-autotune chooses among GPU kernels')
+    **dict.fromkeys(('safety_margin', 'vram_5090'), 'there is no GPU memory to fill'),
+    cudnn_benchmark='cuDNN runs on NVIDIA GPUs only', pin_memory='nothing is copied to a GPU',
+    cuda_graphs='CUDA graphs need an NVIDIA GPU', compile_max_autotune='max-autotune chooses among GPU kernels')
 
-# %% ../nbs/73_ledger.ipynb #de574482
+# %% ../nbs/73_ledger.ipynb #3ed338b9
 def _format_problem(i, hw, model, half):
     "Why the machine or the model takes no such number format"
     if i == 'bf16' and half: return f'the weights of {model} are in bf16 from the start'
-    if i in ('tf32', 'tf32_on_bf16') and not choose_tf32(hw, 'fp32').value: return choose_tf32(hw, 'fp32').reason
+    if i in ('tf32', 'tf32_on_bf16') and not (tf32 := choose_tf32(hw, 'fp32')).value: return tf32.reason
     takes_bf16 = hw.device != 'cuda' or choose_format(hw).value == 'bf16'
     return '' if takes_bf16 or i not in ('bf16', 'tf32_on_bf16') else choose_format(hw).reason
 
-# %% ../nbs/73_ledger.ipynb #80153931
+# %% ../nbs/73_ledger.ipynb #7d12d532
 def _package_problem(i, cuda, packages):
     "Why a package that a claim needs cannot be used"
-    why = lambda name: packages.get(name, '')
-    if i == 'adamw_8bit' and why('torchao') and (why('bitsandbytes') or not cuda):
-        bitsandbytes = why('bitsandbytes') or 'needs a GPU'
-        return f"no 8-bit optimizer (torchao: {why('torchao')}; bitsandbytes: {bitsandbytes})"
-    return f"adapters need peft ({why('peft')})" if i == 'dora' and why('peft') else ''
+    torchao, bitsandbytes, peft = (packages.get(name, '') for name in ('torchao', 'bitsandbytes', 'peft'))
+    if i == 'adamw_8bit' and torchao and (bitsandbytes or not cuda):
+        return f"no 8-bit optimizer (torchao: {torchao}; bitsandbytes: {bitsandbytes or 'needs a GPU'})"
+    return f'adapters need peft ({peft})' if i == 'dora' and peft else ''
 
 # %% ../nbs/73_ledger.ipynb #678a7ef2
 def problem(
@@ -94,14 +91,13 @@ def _ready_works(works, target, most):
     measured = {w.id for w in works if w.view == 'alone' and w.passes}
     wide = lambda w: not w.final and w.passes < most and (w.width is None or w.width > target)
     unfinished = [w for w in works if not w.passes or wide(w)]
-    return unfinished, [w for w in unfinished if all(n in measured for n in w.needs)]
+    return unfinished, [w for w in unfinished if measured.issuperset(w.needs)]
 
-# %% ../nbs/73_ledger.ipynb #282e8417
+# %% ../nbs/73_ledger.ipynb #a6a7bb7a
 def _priority(work, left_s):
     "Sort key: pass, view, works marked `first`, then the cheapest first pass, or the widest interval or none"
     later = not (work.first and work.cost_s <= left_s / 6)
-    if not work.passes: last = work.cost_s
-    else: last = -math.inf if work.width is None else -work.width
+    last = work.cost_s if not work.passes else -math.inf if work.width is None else -work.width
     return work.passes, VIEWS.index(work.view), later, last
 
 # %% ../nbs/73_ledger.ipynb #e8094720
@@ -131,39 +127,29 @@ def next_work(
     return Choice(work, reason)
 
 # %% ../nbs/73_ledger.ipynb #74c3397c
-def reserve_of(
-    works: list[Work],
-    budget_s: float, # seconds, of the start
-    left_s: float, # seconds of the budget that are left
-    most: float = .4, # share of the budget
-    rows: int = 15 # alone that come before anything else
-) -> float: # seconds
-    "What rows alone leave to first passes of the other views: the ladder, then the cheapest first"
+def reserve_of(works, budget_s, left_s, most=.4, rows=15):
+    """Seconds that rows alone leave to first passes of the other views: the ladder, then the cheapest first.
+
+    `budget_s`: of the start; `left_s`: of it now; `most`: share of the budget; `rows`: alone before anything else
+    """
     alone = [w for w in works if w.view == 'alone']
     missing = max(0, rows - sum(bool(w.passes) for w in alone))
     room = min(most * budget_s, left_s - sum(sorted(w.cost_s for w in alone if not w.passes)[:missing]))
-    reserve = 0.
-    other = [w for w in works if w.view != 'alone' and not w.passes]
+    reserve, other = 0., [w for w in works if w.view != 'alone' and not w.passes]
     for work in sorted(other, key=lambda w: (w.view != 'ladder', w.cost_s)):
         if reserve + work.cost_s <= room: reserve += work.cost_s
     return reserve
 
 # %% ../nbs/73_ledger.ipynb #3c43d814
-def share_of(
-    budget_s: float, # seconds
-    jobs: int, # to measure once
-    least: float = 1., # seconds
-    most: float = 12. # seconds
-) -> float: # seconds
+def share_of(budget_s, jobs, least=1., most=12.):
     "Seconds of rounds for one pass of one job, so that a first pass of all takes about half of the budget"
     return float(np.clip(budget_s / (2 * max(1, jobs)), least, most))
 
-# %% ../nbs/73_ledger.ipynb #5e1dbf41
-KIND = 'claims ledger'
-
-FORMAT = 1
-
 # %% ../nbs/73_ledger.ipynb #7581cf8e
+KIND, FORMAT = 'claims ledger', 1
+
+def rows_by_claim(rows): return {r['claim']: r for r in rows}
+
 @dataclass(kw_only=True)
 class LedgerRow:
     "A row of the ledger, as it is saved; an experiment adds further entries (seconds, rates, peaks, ...)"
@@ -195,16 +181,13 @@ def new_row(
     claim: Claim
 ) -> dict: # see `LedgerRow`
     "The row of a claim before anything is measured"
-    return asdict(LedgerRow(variant=claim.title, claim=claim.id, claimed=claim.claimed, low=claim.low, high=claim.high,
-                            scope=claim.scope, label=claim.label, kind=claim.kind))
+    names = 'claimed', 'low', 'high', 'scope', 'label', 'kind'
+    return asdict(LedgerRow(variant=claim.title, claim=claim.id, **{name: getattr(claim, name) for name in names}))
 
 # %% ../nbs/73_ledger.ipynb #c2cfd2fe
-def _counts(rounds, repeats=0):
-    "How many rounds there are, and how sure their extremes are to hold the median"
-    confidence = min(.99, 1 - 2. ** (1 - len(rounds))) if rounds else None
-    return dict(repeats=len(rounds) or repeats, confidence=confidence)
+def _verdicts(claim, verdicts): # of a row, from those of its statements
+    return dict(verdicts=verdicts, verdict='not applicable' if claim.id == 'channels_last' else one_verdict(verdicts))
 
-# %% ../nbs/73_ledger.ipynb #785262ba
 def _judged(row, claim, few):
     "The row with the verdicts of its factor"
     extra = row.get('extra') or {}
@@ -212,8 +195,7 @@ def _judged(row, claim, few):
     if few:
         reason = f"{row['repeats']} rounds are too few for an interval"
         verdicts = [v | dict(verdict='undecided', reason=reason) if v['verdict'] else v for v in verdicts]
-    verdict = 'not applicable' if claim.id == 'channels_last' else one_verdict(verdicts)
-    return row | dict(verdicts=verdicts, verdict=verdict)
+    return row | _verdicts(claim, verdicts)
 
 # %% ../nbs/73_ledger.ipynb #3b01f9ee
 def add_pass(
@@ -226,7 +208,8 @@ def add_pass(
     "The row with one more pass"
     rounds = [*row['rounds'].get(view, []), *result.get('ratios', [])]
     factor = result.get('factor') or (asdict(median_ratio(rounds)) if rounds else None)
-    counts = _counts(rounds, result.get('repeats', 0))
+    counts = dict(repeats=len(rounds) or result.get('repeats', 0), # and how sure their extremes are to hold the median
+                  confidence=min(.99, 1 - 2. ** (1 - len(rounds))) if rounds else None)
     row = row | dict(passes=row['passes'] | {view: row['passes'].get(view, 0) + 1},
                      cost_s=row['cost_s'] | {view: seconds},
                      rounds=row['rounds'] | ({view: rounds} if rounds else {}))
@@ -248,8 +231,7 @@ def withdraw(
 ) -> dict: # a new row without a figure
     "Keep what was measured under `withdrawn`, which nothing counts; the next start measures the row again"
     names = ('ratio', 'on_top', 'verdict', 'against', 'rounds', 'repeats', 'seconds', 'peak_bytes', 'base_peak_bytes')
-    withdrawn = {name: row[name] for name in names if row.get(name)}
-    return new_row(claim) | dict(reason=f'withdrawn: {why}', withdrawn=withdrawn)
+    return new_row(claim) | dict(reason=f'withdrawn: {why}', withdrawn={k: row[k] for k in names if row.get(k)})
 
 # %% ../nbs/73_ledger.ipynb #46260f36
 UNANSWERED = dict(ratio=None, source=None, verdict=None, verdicts=[]) # of a row that nothing answers
@@ -258,26 +240,25 @@ def _same_model(file, workload):
     "Whether a record of the name may answer a row of the workload; one's own model has no records"
     return workload not in WORKLOADS or file.startswith((f'{workload}-', 'study-'))
 
-# %% ../nbs/73_ledger.ipynb #8393ee19
+# %% ../nbs/73_ledger.ipynb #d0756025
 def _without_foreign_record(row, workload):
     "The row without what an earlier version took from another workload's record, and without a stale note"
     if row.get('recorded') and not _same_model(row['recorded']['file'], workload):
-        row = dict(row, recorded=None, **(UNANSWERED if row['source'] == 'recorded' else {}))
+        row = row | dict(recorded=None) | (UNANSWERED if row['source'] == 'recorded' else {})
     stale = row.get('source') != 'recorded' and str(row.get('note')).endswith('recorded instead')
-    return dict(row, note='') if stale else row
+    return row | dict(note='') if stale else row
 
 # %% ../nbs/73_ledger.ipynb #01379e56
-def _ledger_problem(data) -> str: # '': none
-    "Why the content of a file is no ledger of this version"
+def _ledger_problem(data):
+    "Why the content of a file is no ledger of this version; '': it is one"
     if not isinstance(data, dict) or data.get('kind') != KIND: return 'is no ledger of claims'
     if data.get('format') != FORMAT: return f"is of format {data.get('format')}, this version reads {FORMAT}"
     rows = data.get('rows')
     ids = {r.get('claim') for r in rows if isinstance(r, dict)} if isinstance(rows, list) else None
     if ids != set(all_claims()): return f'its rows are not the {len(all_claims())} claims of this version'
     parts = isinstance(data.get('settings'), dict) and isinstance(data.get('provenance'), dict)
-    if not parts or not all({'passes', 'rounds', 'cost_s', 'verdicts', 'reason'} <= r.keys() for r in rows):
-        return 'parts of the ledger are missing'
-    return ''
+    whole = parts and all({'passes', 'rounds', 'cost_s', 'verdicts', 'reason'} <= r.keys() for r in rows)
+    return '' if whole else 'parts of the ledger are missing'
 
 # %% ../nbs/73_ledger.ipynb #cea9d46a
 def read_ledger(
@@ -294,26 +275,17 @@ def read_ledger(
     return data | dict(rows=[_without_foreign_record(r, workload) for r in data['rows']])
 
 # %% ../nbs/73_ledger.ipynb #67437cd8
-def check_same_run(
-    path: Path,
-    data: dict, # the ledger
-    settings: dict # that a start was given
-):
-    "Raise `InputError` where a ledger is of another workload, model or card"
-    stored = data['settings']
-    sizes = ('max_length', 'effective') # those that are not given stay as they were
+def check_same_run(path, data, settings):
+    "Raise `InputError` where the ledger `data` is of another workload, model or card than `settings`"
+    stored, sizes = data['settings'], ('max_length', 'effective') # those that are not given stay as they were
     differ = [k for k, v in settings.items() if (v is not None or k not in sizes) and stored.get(k) != v]
     if differ:
         words = '; '.join(f'{k} {stored.get(k)!r}, asked for is {settings[k]!r}' for k in differ)
         raise InputError(f"{path}: holds another run ({words}); give another --out, it was left as it is")
 
-# %% ../nbs/73_ledger.ipynb #f807f6fd
-def ledger_path(
-    out: str | Path | None, # a .json file, a folder, or None for runs/bench-<workload>-<card>
-    workload: str,
-    card: str
-) -> Path:
-    "The file that `out` means"
+# %% ../nbs/73_ledger.ipynb #6f7ad153
+def ledger_path(out, workload, card):
+    "The file that `out` means: a .json file, a folder, or None for runs/bench-<workload>-<card>"
     out = Path(out or f'runs/bench-{workload}-{card}')
     if out.suffix == '.json': return out
     if out.is_file(): raise InputError(f'{out}: is a file, expected a folder or a name that ends with .json')
@@ -343,7 +315,7 @@ def _simulated_record(strategy, path):
     "What the simulator's record says of a strategy"
     matches = lambda r: (r.get('variant'), r.get('kind'), r.get('seeds_part')) == (strategy, 'synthetic', 'all')
     try: row = next((r for r in read_json(path)['rows'] if matches(r)), None)
-    except (OSError, ValueError, KeyError): return None
+    except (OSError, ValueError, KeyError): row = None
     if not row: return None
     text = (f"{row['studies']} studies of {row['trials']:g} trials: {row['epochs_share']:.0%} of the epochs, "
             f"regret {row['regret']:.4f} against {row['regret_none']:.4f}")
@@ -365,115 +337,74 @@ def recorded(
     file, origin, row = record
     # formats are claimed against FP32, all else against the step without it
     before = row.get('ratio_before') if claim_id not in ('bf16', 'tf32') else None
-    over = 'the row before' if before else row['baseline']
-    ratio = before or row['ratio']
+    ratio, over = (before, 'the row before') if before else (row['ratio'], row['baseline'])
     text = f"{row['variant']}, over {over}: {ratio_words(ratio)}; {origin.get('workload')}"
     return dict(ratio=ratio, file=file, text=text)
 
 # %% ../nbs/73_ledger.ipynb #70266820
-def with_record(
-    row: dict, # see `LedgerRow`
-    claim: Claim,
-    card: str, # as in the names of records
-    folder: str | Path | None = None, # of records; None: looked up
-    workload: str = ''
-) -> dict: # a new row
-    "The row with the record beside it, which answers it where it was not measured"
+def with_record(row, claim, card, folder=None, workload=''):
+    "The row with the record beside it, which answers it where it was not measured; arguments of `recorded`"
     record = recorded(claim.id, card, folder, workload)
-    if row['source'] == 'recorded': row = dict(row, **UNANSWERED)
-    row = dict(row, recorded=record)
+    if row['source'] == 'recorded': row = row | UNANSWERED
+    row = row | dict(recorded=record)
     if not record or not record['ratio'] or row['ratio'] or row['figure']: return row
-    verdicts = judge(claim, record['ratio'])
-    verdict = 'not applicable' if claim.id == 'channels_last' else one_verdict(verdicts)
     note = f"{row['reason']}; recorded instead" if row['reason'] else 'recorded'
-    return row | dict(ratio=record['ratio'], source='recorded', verdicts=verdicts, verdict=verdict, note=note)
+    verdicts = _verdicts(claim, judge(claim, record['ratio']))
+    return row | dict(ratio=record['ratio'], source='recorded', note=note) | verdicts
 
 # %% ../nbs/73_ledger.ipynb #6f7bbee6
-def build_seconds(
-    claim_id: str, # or 'ladder'
-    view: str,
-    cuda: bool,
-    warm: bool = False # the same model was compiled in this process
-) -> float: # seconds
-    "What compiling takes, for a model of 12 layers on 16 cores"
+def build_seconds(claim_id, view, cuda, warm=False):
+    """What compiling takes, for a model of 12 layers on 16 cores; `claim_id`: or 'ladder'.
+
+    `warm`: the same model was compiled in this process
+    """
     if not cuda: return dict(compile=90., compile_max_autotune=450.).get(claim_id, 0.)
     any_length = 60. if warm else 220.
-    return dict(
-        compile=110. if view == 'alone' else any_length,
-        compile_max_autotune=330. if warm else 400.,
-        all_5090=any_length,
-        cuda_graphs=60.,
-        ladder=any_length).get(claim_id, 0.)
+    return dict(compile=110. if view == 'alone' else any_length, compile_max_autotune=330. if warm else 400.,
+                all_5090=any_length, cuda_graphs=60., ladder=any_length).get(claim_id, 0.)
 
-# %% ../nbs/73_ledger.ipynb #0268cf10
-def ladder_cost(
-    step_s: float, # seconds of a plain step
-    share_s: float, # seconds of rounds in a pass
-    cuda: bool,
-    loss_steps: int, # of a loss check
-    compiled: bool = False, # with torch.compile
-    warm: bool = False # the model was compiled before
-) -> float: # seconds
-    "What the ladder takes: some eight sides with their losses, and on a GPU what is built"
+# %% ../nbs/73_ledger.ipynb #da45511d
+def ladder_cost(step_s, share_s, cuda, loss_steps, compiled=False, warm=False):
+    """Seconds of the ladder: some eight sides with their losses, and on a GPU what is built.
+
+    `step_s`: of a plain step; `share_s`: of rounds in a pass; `loss_steps`: of a loss check; `compiled`: with
+    torch.compile; `warm`: as for `build_seconds`
+    """
     losses = 8 * (loss_steps + 3) * step_s + 40. if cuda else 8 * (loss_steps + 2) * step_s
     return max(5 * share_s, 25 * step_s) + losses + (build_seconds('ladder', '', cuda, warm) if compiled else 0.)
 
 # %% ../nbs/73_ledger.ipynb #9d3feba3
+_WHOLE_STEP = ('switch', 'compile', 'graphs', 'item', 'curve', 'products', 'dora', 'state') # rounds of `CYCLE` steps
+
 def _sides_of(claim_id, kind, cuda):
     "Sides that an experiment times"
     if kind == 'curve': return 4 if cuda else 3
     if cuda and claim_id == 'num_workers': return 5
     return 3 if kind in ('dora', 'item') else 2
 
-def _steps_of_round(kind, cuda):
-    "Steps of a round, see `timed_sides`"
-    whole_step = ('switch', 'compile', 'graphs', 'item', 'curve', 'products', 'dora', 'state')
-    return CYCLE if cuda and kind in whole_step else 1
-
-# %% ../nbs/73_ledger.ipynb #7921fd3f
-def _loss_steps_of(kind, view, loss_steps):
-    "Plain steps that the loss checks of an experiment come to"
-    return 1.3 * loss_steps if view != 'top' and kind in ('switch', 'compile', 'state') else 0
-
 # %% ../nbs/73_ledger.ipynb #4f68dffe
-def expected_cost(
-    claim_id: str,
-    kind: str, # of experiment
-    view: str,
-    step_s: float, # seconds of the plain baseline
-    share_s: float, # seconds of rounds in a pass
-    cuda: bool,
-    loss_steps: int, # of a loss check
-    warm: bool = False # the same model was compiled in this process
-) -> float: # seconds of a first pass
-    "A guess, so that no pass begins that cannot end"
+def expected_cost(claim_id, kind, view, step_s, share_s, cuda, loss_steps, warm=False):
+    "Seconds of a first pass: a guess, so that no pass begins that cannot end; arguments as for `ladder_cost`"
     if kind in ('sizes', 'profile', 'derived'): return .1
     if kind == 'study': return 15. if cuda else 20.
     builds = build_seconds(claim_id, view, cuda, warm)
     if claim_id in SAME_ROUNDS and view == 'alone' and not (cuda and builds): return .2
     if kind in ('attention', 'native', 'copy', 'usage', 'rate'): return share_s + 6 * step_s
-    sides, steps = _sides_of(claim_id, kind, cuda), _steps_of_round(kind, cuda)
-    part = .6 if kind in ('evaluation', 'update') else 1.
-    rounds = max(share_s, least_seconds(steps * step_s, sides) * part)
+    sides, steps = _sides_of(claim_id, kind, cuda), CYCLE if cuda and kind in _WHOLE_STEP else 1
+    rounds = max(share_s, least_seconds(steps * step_s, sides) * (.6 if kind in ('evaluation', 'update') else 1.))
     warm_up = steps * (4 if cuda else 2) * sides * step_s
-    losses = _loss_steps_of(kind, view, loss_steps) * step_s
+    losses = 1.3 * loss_steps * step_s if view != 'top' and kind in ('switch', 'compile', 'state') else 0.
     epochs = 2. + (8 if cuda else 2) * sides * step_s if kind == 'epoch' else 0.
     search = 60. if kind == 'margin' else 0. # for the largest batch
     return rounds + warm_up + losses + epochs + search + builds
 
-# %% ../nbs/73_ledger.ipynb #947d149a
-def _waits_for(bench, claim_id, view):
-    "Ids of the row whose rounds this one can take"
-    taken = claim_id in SAME_ROUNDS and view == 'alone' and not (bench.cuda and claim_id == 'all_5090')
-    return SAME_ROUNDS[claim_id][:1] if taken else ()
-
 # %% ../nbs/73_ledger.ipynb #f7a7cc16
 def _cost_of_job(data, bench, share_s, row, view):
     "Seconds of a job: those of its last pass or a guess, and more than what an earlier start had left for it"
+    step_s, i = bench.step_s if view == 'alone' else bench.on_s or bench.step_s, row['claim']
     seconds = row['cost_s'].get(view) or expected_cost(
-        row['claim'], row['kind'], view, bench.step_s if view == 'alone' else bench.on_s or bench.step_s,
-        share_s, bench.cuda, bench.loss_steps, 'compiled' in bench.cache)
-    return max(seconds, 1.25 * data.get('too_long', {}).get(f"{row['claim']} {view}", 0.))
+        i, row['kind'], view, step_s, share_s, bench.cuda, bench.loss_steps, 'compiled' in bench.cache)
+    return max(seconds, 1.25 * data.get('too_long', {}).get(f'{i} {view}', 0.))
 
 # %% ../nbs/73_ledger.ipynb #c9b66485
 def _ladder_work(data, bench, share_s):
@@ -485,58 +416,53 @@ def _ladder_work(data, bench, share_s):
     return Work('ladder', 'ladder', seconds, int(bool(ladder) and not ladder.get('left_out')), final=True)
 
 # %% ../nbs/73_ledger.ipynb #f0a22e38
+def half_width(ratio): # half the interval, as a share of the ratio
+    return (ratio['high'] - ratio['low']) / 2 / ratio['p50']
+
 def _row_work(data, bench, share_s, row, view, rows):
     "The job of a row in a view; `rows`: all rows by claim"
-    i, result = row['claim'], row if view == 'alone' else row['on_top'] or {}
-    rounds, waits = row['rounds'].get(view, []), _waits_for(bench, i, view)
+    i, result, rounds = row['claim'], row if view == 'alone' else row['on_top'] or {}, row['rounds'].get(view, [])
+    takes = i in SAME_ROUNDS and view == 'alone' and not (bench.cuda and i == 'all_5090') # rounds of another row
+    waits = SAME_ROUNDS[i][:1] if takes else ()
     final = bool(result.get('final')) or any(len(rounds) >= len(rows[w]['rounds'].get('alone', [])) for w in waits)
-    ratio = result.get('ratio') if len(rounds) >= ENOUGH else None
-    width = None if ratio is None else (ratio['high'] - ratio['low']) / 2 / ratio['p50']
+    width = half_width(result['ratio']) if result.get('ratio') and len(rounds) >= ENOUGH else None
     # a row may follow from what an earlier start measured
     needs = tuple(n for n in NEEDS.get(i, ()) or waits if not rows[n]['passes'].get('alone'))
     cost_s = _cost_of_job(data, bench, share_s, row, view)
     return Work(i, view, cost_s, row['passes'].get(view, 0), width, final, needs, i in ('all_3090', 'bf16'))
 
 # %% ../nbs/73_ledger.ipynb #090057cf
-def works_of(
-    data: dict, # the ledger
-    bench: Bench,
-    share_s: float, # seconds of rounds in a pass
-    skip: set # of (id, view): that failed in this start
-) -> list[Work]:
-    "All jobs as the planner sees them"
-    rows, works = {r['claim']: r for r in data['rows']}, []
+def works_of(data, bench, share_s, skip):
+    "All jobs of a ledger as the planner sees them; `skip`: (id, view) of those that failed in this start"
+    rows, works = rows_by_claim(data['rows']), []
     for i, row in rows.items():
-        impossible = row['reason'] and (i, 'alone') not in skip and not row['passes']
-        if impossible: continue
+        if row['reason'] and (i, 'alone') not in skip and not row['passes']: continue # it cannot run
         on_top = i in TOP and (i != 'compile' or bench.cuda)
-        for view in ('alone', 'top') if on_top else ('alone',):
-            if (i, view) not in skip: works.append(_row_work(data, bench, share_s, row, view, rows))
-    if ('ladder', 'ladder') not in skip: works.append(_ladder_work(data, bench, share_s))
-    return works
+        works += [_row_work(data, bench, share_s, row, view, rows)
+                  for view in ('alone', 'top')[:1 + on_top] if (i, view) not in skip]
+    return works if ('ladder', 'ladder') in skip else [*works, _ladder_work(data, bench, share_s)]
 
 # %% ../nbs/73_ledger.ipynb #329997c7
-def best_order(
-    rungs: tuple, # of `ladder.default_rungs`
-    factors: dict # median factor alone, by claim id; 'padded' for the row that pads to the longest
-) -> tuple: # of rungs
-    "Rungs from the largest factor to the smallest; what is built comes last, one that is tried aside before it"
+def best_order(rungs, factors):
+    """Rungs from the largest factor to the smallest; what is built comes last, one that is tried aside before it.
+
+    `factors`: median factor alone, by claim id; 'padded' for the row that pads to the longest
+    """
     def order(rung):
         factor = factors.get(rung.claim or 'padded', 1.)
         return bool(rung.changes.get('fast')), bool(rung.changes.get('compile')), rung.aside, -factor
     return tuple(sorted(rungs, key=order))
 
-# %% ../nbs/73_ledger.ipynb #451c62e9
 FAST_RUNG = Rung('+ fast engine: layers, graphs', dict(fast=True, compile=None), None, 'rounding')
 
 # %% ../nbs/73_ledger.ipynb #4a2cda0c
-def problem_of_fast(bench: Bench) -> str: # '': none
-    "Why the fast engine would take plain steps"
-    quantized = bool(getattr(bench.model, 'is_quantized', False))
+def problem_of_fast(bench):
+    "Why the fast engine would take plain steps; '': it would not"
     trained = {p.dtype for p in bench.model.parameters() if p.requires_grad}
-    return fast_problem('adamw', False, False, bench.base.checkpointing, quantized, trained)
+    return fast_problem('adamw', False, False, bench.base.checkpointing,
+                        bool(getattr(bench.model, 'is_quantized', False)), trained)
 
-# %% ../nbs/73_ledger.ipynb #c096bc17
+# %% ../nbs/73_ledger.ipynb #182fe35c
 def _rungs(bench, data, compiled):
     "The rungs of the ladder in their best order, by the factors of the rows alone"
     factors = {r['claim']: r['ratio']['p50'] for r in data['rows'] if r['ratio']}
@@ -546,13 +472,8 @@ def _rungs(bench, data, compiled):
     return best_order((*default_rungs(bench.hardware, bench.effective, bench.effective, compiled), *fast), factors)
 
 # %% ../nbs/73_ledger.ipynb #7008d485
-def climb(
-    bench: Bench,
-    data: dict, # the ledger
-    share_s: float, # seconds of rounds in a pass
-    left_s: float = math.inf # seconds of the budget
-) -> dict: # content of a ladder file
-    "The cumulative ladder in its best order; on a GPU without dropout, so that what is built is built once"
+def climb(bench, data, share_s, left_s=math.inf):
+    "The cumulative ladder in its best order, as a ladder file; on a GPU without dropout, so that all is built once"
     needs = ladder_cost(bench.step_s, share_s, bench.cuda, bench.loss_steps, True, 'compiled' in bench.cache)
     compiled = bench.cuda and left_s >= needs
     rungs = _rungs(bench, data, compiled)
@@ -561,9 +482,8 @@ def climb(
         ladder = measure_ladder(bench.model, bench.store, bench.rows, rungs, bench.base, bench.hardware, seconds,
                                 loss_steps=bench.loss_steps, progress=False, max_rounds=60, min_rounds=60, width=.002,
                                 **({} if bench.cuda else dict(burn_in=1, watch=None)))
-    left_out = None
-    if bench.cuda and not compiled:
-        left_out = f'torch.compile: about {needs:.0f} s were needed, {left_s:.0f} s were left'
+    left_out = (f'torch.compile: about {needs:.0f} s were needed, {left_s:.0f} s were left'
+                if bench.cuda and not compiled else None)
     note = ladder.note + ('; without dropout' if bench.cuda else '') + (f'; left out: {left_out}' if left_out else '')
     return dict(rows=[asdict(r) for r in ladder.records], note=note, left_out=left_out,
                 stopped=ladder.comparison.stopped, confidence=ladder.comparison.confidence)

@@ -63,6 +63,7 @@ def _to_send(store):
     except (OSError, InputError): pass
     return dict(store=replace(store, path=None))
 
+# %% ../nbs/23_loader.ipynb #7fc9874c
 def _received(path, crc):
     "The store in a worker. Raises `RuntimeError` where the file is another by now"
     try: store, checksum = map_store(path, check=False)
@@ -98,6 +99,7 @@ def _copied(step, device, pin, stream):
     pinned = [b if b.labels.is_pinned() or not pin else b.pin_memory() for b in step]
     with torch.cuda.stream(stream): return [b.to(device, non_blocking=pin) for b in pinned]
 
+# %% ../nbs/23_loader.ipynb #a67ece56
 def _wait_for(step, stream):
     "Make what comes next wait for the copies, and the copies' memory stay until it is used"
     if stream is None: return
@@ -166,6 +168,7 @@ def _give_up(self: Loader, exc):
     self.loader, self.reason = None, f'workers failed ({lines[-1 if ran else 0][:200]}{hint})'
     warnings.warn(f'{self.reason}; batches are gathered in this process')
 
+# %% ../nbs/23_loader.ipynb #fd1ddbdf
 @patch
 def __call__(self: Loader,
     steps: Iterable[Step] # of an epoch, see `steps`
@@ -182,6 +185,7 @@ def __call__(self: Loader,
         if len(ahead) > self.prefetch: yield following()
     while ahead: yield following()
 
+# %% ../nbs/23_loader.ipynb #7e1cdec2
 @patch
 def close(self: Loader):
     "End the workers"

@@ -27,15 +27,10 @@ from .bench import facts_of, settle
 
 # %% ../nbs/76_optimize.ipynb #b430b445
 CANDIDATES = ( # field values of `TrainConfig`, and the claim that stands for them; labels exact and rounding only
-    (dict(precision='bf16'), 'bf16'),
-    (dict(layout='padded'), None),
-    (dict(fused=True), 'fused_adamw_step'),
-    (dict(zero_grad_none=True), 'zero_grad_none'),
-    (dict(tf32=True), 'tf32_on_bf16'),
-    (dict(layout='sorted'), 'length_bucketing'),
-    (dict(layout='packed'), 'sequence_packing'),
-    (dict(attention='sdpa'), 'sdpa_step'),
-    (dict(compile='default'), 'compile'),
+    (dict(precision='bf16'), 'bf16'), (dict(layout='padded'), None), (dict(fused=True), 'fused_adamw_step'),
+    (dict(zero_grad_none=True), 'zero_grad_none'), (dict(tf32=True), 'tf32_on_bf16'),
+    (dict(layout='sorted'), 'length_bucketing'), (dict(layout='packed'), 'sequence_packing'),
+    (dict(attention='sdpa'), 'sdpa_step'), (dict(compile='default'), 'compile'),
     (dict(fast=True, compile=None), 'cuda_graphs'))
 
 # %% ../nbs/76_optimize.ipynb #8e5f1089
@@ -46,14 +41,12 @@ def choose_setting(
     where: str = '' # of the record
 ) -> Choice: # whether to use it
     "Take a setting or leave it, and why; a pure function"
-    sources = (measured, 'measured here'), (recorded, f'recorded on the same card{where}')
-    for factor, source in sources:
-        if factor is None: continue
-        text = f"{source}: {factor['p50']:.2f}x ({factor['low']:.2f} to {factor['high']:.2f})"
-        if factor['low'] > 1: return Choice(True, text)
-        if factor['high'] < 1: return Choice(False, f'{text}: slower')
-        return Choice(default, f'{text}: no difference shows, so the default stays')
-    return Choice(default, 'default: neither measured here nor recorded on this card')
+    factor, source = (measured, 'measured here') if measured else (recorded, f'recorded on the same card{where}')
+    if not factor: return Choice(default, 'default: neither measured here nor recorded on this card')
+    text = f"{source}: {factor['p50']:.2f}x ({factor['low']:.2f} to {factor['high']:.2f})"
+    if factor['low'] > 1: return Choice(True, text)
+    if factor['high'] < 1: return Choice(False, f'{text}: slower')
+    return Choice(default, f'{text}: no difference shows, so the default stays')
 
 # %% ../nbs/76_optimize.ipynb #84cf939c
 def recorded_factors(
@@ -71,24 +64,14 @@ def recorded_factors(
     return factors
 
 # %% ../nbs/76_optimize.ipynb #247f274c
-def runnable_candidates(
-    hw: Hardware,
-    facts: dict # of `facts_of`
-) -> list: # of `CANDIDATES`
-    "Those that this machine can run"
+def runnable_candidates(hw, facts):
+    "Those of `CANDIDATES` that a machine can run; `facts`: of `facts_of`"
     claims, cuda = all_claims(), hw.device == 'cuda'
     bf16 = cuda or bool(hw.cpu.flags & {'avx512_bf16', 'amx_bf16'})
     def runs(changes, i):
         if i and problem(claims[i], hw, **facts): return False
         return (bf16 or i != 'bf16') and (cuda or not changes.keys() & {'fast', 'compile'})
     return [(changes, i) for changes, i in CANDIDATES if runs(changes, i)]
-
-# %% ../nbs/76_optimize.ipynb #f6a177c3
-def _defaults(base, hw):
-    "Fields of `base`, with what the machine takes by itself where nothing is set"
-    precision = base.precision or choose_format(hw).value
-    tf32 = bool(choose_tf32(hw, 'bf16').value) if base.tf32 is None else base.tf32
-    return asdict(base) | dict(precision=precision, tf32=tf32)
 
 # %% ../nbs/76_optimize.ipynb #707ccc7f
 @dataclass
@@ -158,6 +141,11 @@ def optimize(
     return as_preset(asdict(_with_base(base, config, reasons)), reasons, hw.card)
 
 # %% ../nbs/76_optimize.ipynb #34ef3961
+def _defaults(base, hw):
+    "Fields of `base`, with what the machine takes by itself where nothing is set"
+    tf32 = bool(choose_tf32(hw, 'bf16').value) if base.tf32 is None else base.tf32
+    return asdict(base) | dict(precision=base.precision or choose_format(hw).value, tf32=tf32)
+
 def _with_base(base, config, reasons):
     "`base` with what was decided in `config`; a smaller micro-batch gets its reason too"
     from optkit.presets import Reason

@@ -80,6 +80,7 @@ def _mask(self: Packing, segments, window):
     dtype = next(self.base.parameters()).dtype # is added to the scores
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
+# %% ../nbs/32_packing.ipynb #99befdc5
 @patch
 def _masks(self: Packing, inputs):
     "The table of attention, or one of each kind of layer where some have a window"

@@ -8,21 +8,24 @@ __all__ = ['ENOUGH', 'load_run', 'ladder_figure', 'row_verdict', 'claims_figure'
 
 # %% ../nbs/61_page.ipynb #4418438e
 import io, json, math, re, textwrap
-from itertools import accumulate
+from itertools import accumulate, repeat
 from numbers import Real
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from .base import Choice
+from .records import results_folder
+from .roofline import recorded_roofline
 from .claims import claim_of, claim_rows, claimed_interval, factor_words, is_finite, ratio_interval, verdict
 
 # %% ../nbs/61_page.ipynb #0089b77d
-FILES = {'run': dict, 'hardware': dict, 'decisions': list, 'data': dict, 'speed': dict, 'batch': dict, 'train': dict,
-         'study': dict, 'forecast': dict, 'ladder': dict, 'final': dict, 'timings': dict, 'folds': dict}
+FILES = dict(run=dict, hardware=dict, decisions=list) | dict.fromkeys(
+    ('data', 'speed', 'batch', 'train', 'study', 'forecast', 'ladder', 'final', 'timings', 'folds'), dict)
 LATER = {'forecast'} # that earlier versions did not write: a run without it can be complete
 
 # %% ../nbs/61_page.ipynb #0c455579
@@ -39,9 +42,8 @@ def _read_part(path, kind):
     "The content of a JSON file of a run. Raises `ValueError` where it is no `kind`."
     content = json.loads(path.read_text('utf-8'))
     if isinstance(content, str): content = json.loads(content) # a file of JSON text that was written as JSON
-    if not isinstance(content, kind):
-        raise ValueError(f'it holds a {type(content).__name__}, expected a {kind.__name__}')
-    return content
+    if isinstance(content, kind): return content
+    raise ValueError(f'it holds a {type(content).__name__}, expected a {kind.__name__}')
 
 # %% ../nbs/61_page.ipynb #61d8bc1d
 def load_run(
@@ -74,11 +76,11 @@ def number_words(value, digits=3):
     return f'{value:.{digits}g}'
 
 # %% ../nbs/61_page.ipynb #c1cd27f2
+def _words(pattern): return lambda value: pattern.format(value) if is_finite(value) else NA
+
+score_words, percent_words, share_words = _words('{:.3f}'), _words('{:.0%}'), _words('{:.1%}')
 def count_words(number, what): return f"{number_words(number)} {what}{'' if number == 1 else 's'}"
-def score_words(value): return f'{value:.3f}' if is_finite(value) else NA
 def gib_words(value): return f'{value/2**30:.3g} GiB' if is_finite(value) else NA
-def percent_words(value): return f'{value:.0%}' if is_finite(value) else NA
-def share_words(value): return f'{value:.1%}' if is_finite(value) else NA
 
 # %% ../nbs/61_page.ipynb #b8d4c78c
 def duration_words(seconds):
@@ -90,14 +92,14 @@ def duration_words(seconds):
 
 def ratio_words(ratio):
     "A factor with its interval"
-    if not (factors := ratio_interval(ratio)): return NA
-    return '{} ({} to {})'.format(*map(factor_words, factors))
+    factors = ratio_interval(ratio)
+    return '{} ({} to {})'.format(*map(factor_words, factors)) if factors else NA
 
 # %% ../nbs/61_page.ipynb #786c58b3
 INK, MUTED, LINE, MAIN, OTHER, BAND = '#1f2328', '#59636e', '#d1d9e0', '#0550ae', '#bc4c00', '#9a6700'
 
 # %% ../nbs/61_page.ipynb #b88667dd
-def new_chart(height, title, xlabel, ylabel=''):
+def new_chart(height, title, xlabel, ylabel='', grid=None):
     "An empty chart, 5.8 inches wide: figure and axes. No text in it is read as mathematics, since users' names come in"
     figure = Figure(figsize=(5.8, height), layout='constrained')
     axes = figure.add_subplot()
@@ -108,16 +110,19 @@ def new_chart(height, title, xlabel, ylabel=''):
     axes.spines[['top', 'right']].set_visible(False)
     axes.spines[['left', 'bottom']].set_color(MUTED)
     axes.set_axisbelow(True)
+    if grid: axes.grid(axis=grid, color=LINE, linewidth=.6)
     return figure, axes
+
+def _beside(axes, text, at, left=4, **style): # `at`: the point that a text stands beside
+    axes.annotate(text, at, (left, 0), textcoords='offset points', va='center', **style)
 
 # %% ../nbs/61_page.ipynb #ed163268
 def legend_below(axes):
     "A legend below the chart, where it hides nothing"
     handles, labels = axes.get_legend_handles_labels()
-    if not handles: return
-    columns = min(3, len(handles))
-    legend = axes.figure.legend(handles, labels, loc='outside lower center', ncols=columns, frameon=False, fontsize=9)
-    for text in legend.get_texts(): text.set_color(INK)
+    if handles:
+        axes.figure.legend(handles, labels, loc='outside lower center', ncols=min(3, len(handles)), frameon=False,
+                           fontsize=9, labelcolor=INK)
 
 def clip_text(text, longest=30):
     "A name that fits beside a chart"
@@ -131,11 +136,10 @@ def card_and_date(provenance):
     if isinstance(device, dict): device = device.get('name') or device.get('model') or 'unknown machine'
     return ', '.join(o for o in (str(device), str(provenance.get('date') or '')[:10]) if o)
 
-# %% ../nbs/61_page.ipynb #c40218b8
+# %% ../nbs/61_page.ipynb #c50845fe
 CONTROL = 'baseline again'
 _NESTED = ('ratio_before', 'padded_tokens_per_s', 'samples_per_s', 'tokens_per_s', 'seconds', 'ratio', 'loss')
 
-# %% ../nbs/61_page.ipynb #c50845fe
 def _nest(flat):
     "A row of the flat table of `load_records` with its parts put back together"
     row = {}
@@ -154,20 +158,21 @@ def record_rows(records):
     rows = records.get('rows') or [] if isinstance(records, dict) else records
     return [o if isinstance(o, dict) else vars(o) for o in rows]
 
+# %% ../nbs/61_page.ipynb #87d2fef1
 def is_baseline(row): return row.get('variant') is not None and row['variant'] == row.get('baseline')
 
-# %% ../nbs/61_page.ipynb #322cd0de
-def _source(records, rows):
-    "Where and when records were measured"
+def _source(records, rows): # where and when records were measured
     return card_and_date(records.get('provenance') or {} if isinstance(records, dict) else rows[0] if rows else {})
 
 # %% ../nbs/61_page.ipynb #e6ba5e89
+def _draw_interval(axes, y, ratio, **style):
+    middle, low, high = ratio
+    axes.errorbar(middle, y, xerr=[[max(0, middle - low)], [max(0, high - middle)]], **style)
+
 def _draw_row(axes, y, row):
     "A row of a ladder: its factor and interval"
     ratio = (1., 1., 1.) if is_baseline(row) else ratio_interval(row.get('ratio'))
-    if ratio is None:
-        axes.annotate('not measured', (1, y), (6, 0), textcoords='offset points', va='center', color=MUTED)
-        return
+    if ratio is None: return _beside(axes, 'not measured', (1, y), 6, color=MUTED)
     changes, plain = row.get('label') == 'changes training', row.get('variant') == CONTROL or is_baseline(row)
     color = MUTED if plain else OTHER if changes else MAIN
     _draw_interval(axes, y, ratio, fmt='D' if changes else 's' if plain else 'o', color=color, capsize=4,
@@ -175,16 +180,20 @@ def _draw_row(axes, y, row):
     axes.annotate(factor_words(ratio[0]), (ratio[0], y), (0, 6), textcoords='offset points', ha='center', color=INK,
                   fontsize=9)
 
-# %% ../nbs/61_page.ipynb #de4fb967
-def _draw_interval(axes, y, ratio, **style):
-    middle, low, high = ratio
-    axes.errorbar(middle, y, xerr=[[max(0, middle - low)], [max(0, high - middle)]], **style)
-
 # %% ../nbs/61_page.ipynb #6e51184c
-def _row_label(row):
-    "A row's name, and below it what a reader must know of it"
+def _row_label(row): # a name, and below it what a reader must know of the row
     note = '\n(changes training)' if row.get('label') == 'changes training' else '\n(aside)' if row.get('aside') else ''
     return clip_text(row.get('variant', '?')) + note
+
+# %% ../nbs/61_page.ipynb #1a20d5fa
+def _factor_chart(records, names, height, title, xlabel, bottom, top):
+    "A chart of factors, a named row each, around a line at 1: figure and axes"
+    source = _source(records, record_rows(records))
+    figure, axes = new_chart(height + .42*max(len(names), 2), f'{title}\n{source}', xlabel, grid='x')
+    axes.axvline(1, color=MUTED, linewidth=1, linestyle='--')
+    axes.set_yticks(range(len(names)), names, parse_math=False)
+    axes.set_ylim(len(names) - bottom, top)
+    return figure, axes
 
 # %% ../nbs/61_page.ipynb #8f2642cc
 def ladder_figure(
@@ -195,15 +204,11 @@ def ladder_figure(
     rows = record_rows(records)
     level = records.get('confidence') if isinstance(records, dict) else None
     interval = f'median, {level:.0%} interval' if level else 'median and interval'
-    figure, axes = new_chart(1.3 + .42*max(len(rows), 2), f'Speed of {what}\n{_source(records, rows)}',
-                             f'times as fast as the baseline ({interval})')
-    axes.axvline(1, color=MUTED, linewidth=1, linestyle='--')
+    figure, axes = _factor_chart(records, [_row_label(o) for o in rows], 1.3, f'Speed of {what}',
+                                 f'times as fast as the baseline ({interval})', .5, -.7)
     for y, row in enumerate(rows): _draw_row(axes, y, row)
-    axes.set_yticks(range(len(rows)), [_row_label(o) for o in rows], parse_math=False)
-    axes.set_ylim(len(rows) - .5, -.7)
     axes.margins(x=.08)
     axes.set_xlim(left=min(axes.get_xlim()[0], .9))
-    axes.grid(axis='x', color=LINE, linewidth=.6)
     return figure
 
 # %% ../nbs/61_page.ipynb #df05b790
@@ -237,8 +242,7 @@ def _draw_claim(axes, y, ratio, bounds, right):
     low, high = bounds[0], min(bounds[1], right)
     axes.barh(y, high - low, left=low, height=.5, facecolor='none', edgecolor=BAND, hatch='////', linewidth=1,
               label=None if y else 'claimed')
-    if ratio is None:
-        axes.annotate('no figure', (high, y), (6, 0), textcoords='offset points', va='center', color=MUTED, fontsize=8)
+    if ratio is None: _beside(axes, 'no figure', (high, y), 6, color=MUTED, fontsize=8)
     else: _draw_interval(axes, y, ratio, fmt='o', color=MAIN, capsize=5, label=None if y else 'measured, with interval')
 
 # %% ../nbs/61_page.ipynb #74ee6ad0
@@ -250,18 +254,13 @@ def claims_figure(
     rows = [o for o in record_rows(records)
             if o.get('claim') in claim_rows().index and claimed_interval(claim_of(o['claim']))]
     if not rows: return None
-    title = f'Claimed and measured\n{_source(records, record_rows(records))}'
-    figure, axes = new_chart(1.4 + .42*max(len(rows), 2), title, f'{what} (above 1 is faster)')
+    names = ['\n'.join(textwrap.wrap(clip_text(o.get('variant', '?'), 56), 30)) for o in rows]
+    figure, axes = _factor_chart(records, names, 1.4, 'Claimed and measured', f'{what} (above 1 is faster)', .4, -.6)
     ratios = [ratio_interval(_compared(o)[0]) for o in rows]
     bounds = [claimed_interval(claim_of(o['claim'])) for o in rows]
     right = max([o[2] for o in ratios if o] + [high for _, high in bounds if math.isfinite(high)] + [1.2])*1.06
-    axes.axvline(1, color=MUTED, linewidth=1, linestyle='--')
     for y, (ratio, claimed) in enumerate(zip(ratios, bounds)): _draw_claim(axes, y, ratio, claimed, right)
-    names = ['\n'.join(textwrap.wrap(clip_text(o.get('variant', '?'), 56), 30)) for o in rows]
-    axes.set_yticks(range(len(rows)), names, parse_math=False)
-    axes.set_ylim(len(rows) - .4, -.6)
     axes.set_xlim(min([.9] + [o[1] for o in ratios if o] + [low for low, _ in bounds]) - .06, right)
-    axes.grid(axis='x', color=LINE, linewidth=.6)
     legend_below(axes)
     return figure
 
@@ -271,13 +270,11 @@ def _padding(row):
     real, padded = ((row.get(o) or {}).get('p50') for o in ('tokens_per_s', 'padded_tokens_per_s'))
     return max(0., padded/real - 1) if is_finite(real) and real > 0 and is_finite(padded) else 0.
 
-# %% ../nbs/61_page.ipynb #93f653f0
 def _draw_mfu(axes, y, row):
     "The MFU of a row, and beside it what padding computes"
     mfu, padding = row['mfu'], row['mfu']*_padding(row)
     if padding: axes.barh(y, padding, left=mfu, facecolor='none', edgecolor=OTHER, hatch='////')
-    axes.annotate(share_words(mfu), (min(1., mfu + padding), y), (4, 0), textcoords='offset points', va='center',
-                  color=INK, fontsize=9)
+    _beside(axes, share_words(mfu), (min(1., mfu + padding), y), color=INK, fontsize=9)
 
 # %% ../nbs/61_page.ipynb #dd45f6f7
 def roofline_figure(
@@ -294,6 +291,41 @@ def roofline_figure(
     for y, row in enumerate(rows): _draw_mfu(axes, y, row)
     axes.set_yticks(range(len(rows)), [clip_text(o.get('variant', '?'), 34) for o in rows], parse_math=False)
     axes.set_xlim(0, 1)
+    return figure
+
+# %% ../nbs/61_page.ipynb #b513711b
+def _draw_ceilings(axes, products, copy_rate):
+    "Measured products by format, below the ceilings of the largest product and of copying"
+    x = np.geomspace(1, 1e4, 60)
+    for name, color, mark in (('bf16', MAIN, 'o'), ('fp32', OTHER, 's')):
+        points = [(p.intensity, p.rate) for p in products if p.format == name]
+        if not points: continue
+        top = max(rate for _, rate in points)
+        axes.loglog(x, np.minimum(top, copy_rate * x), color=color, linewidth=1, label=f'{name} ceiling')
+        axes.loglog(*zip(*points), mark, color=color, label=f'{name} products')
+
+# %% ../nbs/61_page.ipynb #72044027
+def _draw_steps(axes, data):
+    "Model FLOPs a second of two rows, across"
+    peak = (((data.get('hardware') or {}).get('gpu') or {}).get('peak') or {}).get('bf16')
+    by_claim = {r.get('claim'): r for r in data['rows']}
+    for i, style, label in (('utilization', '--', 'a step, eager'), ('all_5090', ':', 'a step, compiled')):
+        mfu = by_claim.get(i, {}).get('mfu')
+        if mfu and peak: axes.axhline(mfu * peak, color=MUTED, linestyle=style, label=label)
+
+# %% ../nbs/61_page.ipynb #3668f1a1
+def ceilings_figure(data, folder=None):
+    """How far below the measured ceilings of the card is a training step?
+
+    Of a ledger, and of the records in `folder` (None: looked up); None where the roofline of the card is not recorded
+    """
+    products, copy_rate = recorded_roofline(data['settings'].get('card'), results_folder(folder))
+    if not products or not copy_rate: return None
+    title = f"What the card reaches, and what a step does\n{card_and_date(data['provenance'])}"
+    figure, axes = new_chart(3.6, title, 'FLOPs for each byte that moves', 'FLOP/s', 'both')
+    _draw_ceilings(axes, products, copy_rate)
+    _draw_steps(axes, data)
+    legend_below(axes)
     return figure
 
 # %% ../nbs/61_page.ipynb #d4613621
@@ -326,21 +358,15 @@ def _draw_trials(axes, trials):
         points = [(o['number'], trial_value(o)) for o in trials if kind(o) == group and trial_value(o) is not None]
         if points: axes.scatter(*zip(*points), marker=mark, s=42, facecolors=face, edgecolors=edge, label=label)
 
-# %% ../nbs/61_page.ipynb #41e55dbb
-def _lower_is_better(study):
-    "Whether a study minimises: by its `direction`, else by its metric's name"
-    direction = study.get('direction') or ('minimize' if 'loss' in str(study.get('metric')) else 'maximize')
-    return str(direction).lower().endswith('minimize')
-
 # %% ../nbs/61_page.ipynb #ac7b772e
 def _draw_best_so_far(axes, study, trials):
-    "The best value of complete trials up to each of them"
-    better = min if _lower_is_better(study) else max
+    "The best value of complete trials up to each; without a `direction`, a loss in the metric's name minimises"
+    direction = study.get('direction') or ('minimize' if 'loss' in str(study.get('metric')) else 'maximize')
     complete = sorted((o['number'], trial_value(o)) for o in trials
                       if trial_state(o) == 'COMPLETE' and trial_value(o) is not None)
     if not complete: return
     numbers, values = zip(*complete)
-    best = [*accumulate(values, better)]
+    best = [*accumulate(values, min if str(direction).lower().endswith('minimize') else max)]
     axes.plot(numbers, best, drawstyle='steps-post', color=INK, linewidth=1, label='best so far')
 
 # %% ../nbs/61_page.ipynb #54b96b47
@@ -350,8 +376,8 @@ def study_figure(
 ) -> Figure:
     "How did the best value grow, and which trials were stopped?"
     trials = [o for o in study.get('trials') or [] if is_finite(o.get('number'))]
-    title = 'Trials of the study' + (f'\n{where}' if where else '')
-    figure, axes = new_chart(3.4, title, 'trial number', f"{study.get('metric') or 'value'}, mean over the folds")
+    title, metric = 'Trials of the study' + (f'\n{where}' if where else ''), study.get('metric') or 'value'
+    figure, axes = new_chart(3.4, title, 'trial number', f'{metric}, mean over the folds', 'both')
     _draw_trials(axes, trials)
     _draw_best_so_far(axes, study, trials)
     if failed := [o['number'] for o in trials if trial_state(o) == 'FAIL']:
@@ -363,7 +389,6 @@ def study_figure(
     axes.margins(y=.15)
     axes.set_xlim(-.5, max([o['number'] for o in trials] + [(study.get('planned') or 1) - 1]) + .5)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(color=LINE, linewidth=.6)
     legend_below(axes)
     return figure
 
@@ -386,7 +411,7 @@ def training_figure(
     "Did the validation loss still fall when training stopped?"
     history = [o for o in train.get('history') or [] if is_finite(o.get('epoch'))]
     title = f"Loss, epoch by epoch ({duration_words(train.get('seconds'))} of training)"
-    figure, axes = new_chart(2.9, title, 'epoch', 'mean loss a row')
+    figure, axes = new_chart(2.9, title, 'epoch', 'mean loss a row', 'y')
     lines = ('train_loss', 'training rows', '--s', MUTED), ('valid_loss', 'validation rows', '-o', MAIN)
     for name, label, style, color in lines:
         points = [(o['epoch'], o[name]) for o in history if is_finite(o.get(name))]
@@ -394,19 +419,14 @@ def training_figure(
     if is_finite(train.get('best_epoch')):
         axes.axvline(train['best_epoch'], color=OTHER, linestyle=':', label='epoch that was kept')
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(axis='y', color=LINE, linewidth=.6)
     legend_below(axes)
     return figure
 
-# %% ../nbs/61_page.ipynb #a4afe92c
+# %% ../nbs/61_page.ipynb #e67ab550
 _COLORS = {INK: '--ink', MUTED: '--muted', LINE: '--line', MAIN: '--main', OTHER: '--other', BAND: '--band'}
 
-# %% ../nbs/61_page.ipynb #e67ab550
-def svg(
-    figure: Figure, # a chart
-    name: str # that no other chart of the page has: letters only
-) -> Markup: # an `<svg>` element
-    "A chart as SVG for an HTML page with optkit's colour variables"
+def svg(figure, name):
+    "A chart as an `<svg>` element with the page's colour variables; `name`: letters, of no other chart of the page"
     out, nothing = io.StringIO(), dict.fromkeys(('Date', 'Creator', 'Format', 'Type'))
     with rc_context({'svg.fonttype': 'none', 'svg.hashsalt': name}):
         figure.savefig(out, format='svg', transparent=True, metadata=nothing)
@@ -417,24 +437,21 @@ def svg(
     return Markup(text)
 
 # %% ../nbs/61_page.ipynb #a65d8971
-def text_block(text): return {'kind': 'text', 'text': text}
-def note_block(text): return {'kind': 'note', 'text': text}
-def head_block(text): return {'kind': 'head', 'text': text}
-def code_block(text): return {'kind': 'code', 'text': text}
+def _text_kind(kind): return lambda text: {'kind': kind, 'text': text}
+
+text_block, note_block, head_block, code_block = map(_text_kind, ('text', 'note', 'head', 'code'))
 def list_block(items): return {'kind': 'list', 'items': items}
 def drawing_block(figure, name, caption): return {'kind': 'figure', 'svg': svg(figure, name), 'caption': caption}
-
-# %% ../nbs/61_page.ipynb #5a4c3213
-def _cell(cell):
-    "A table's cell from a text or a tuple"
-    text, small, share, sort = (*cell, None, None, None)[:4] if isinstance(cell, tuple) else (cell, None, None, None)
-    return {'text': str(text), 'small': small, 'share': share, 'sort': sort}
 
 # %% ../nbs/61_page.ipynb #51442b2f
 def table_block(columns, rows, marks=None, numbers=(), wide=(), mid=(), pinned=False, caption='', sortable=False):
     "A table block; `numbers`, `wide` and `mid` hold positions of columns, `marks` a style's name for each row"
     styles = ('number', numbers), ('wide', wide), ('mid', mid)
     style = [next((name for name, at in styles if i in at), '') for i in range(len(columns))]
-    rows = [{'mark': mark, 'cells': [_cell(o) for o in row]} for row, mark in zip(rows, marks or ['']*len(rows))]
+    parts = 'text', 'small', 'share', 'sort'
+    def cell(value):
+        text, *rest = value if isinstance(value, tuple) else (value,)
+        return dict(zip(parts, (str(text), *rest, None, None, None)))
+    rows = [{'mark': mark, 'cells': [cell(o) for o in row]} for row, mark in zip(rows, marks or repeat(''))]
     return {'kind': 'table', 'columns': columns, 'style': style, 'pinned': pinned, 'caption': caption,
             'sortable': sortable, 'rows': rows}

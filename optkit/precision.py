@@ -300,6 +300,7 @@ def choose_cudnn_benchmark(convolutions: int = 0, deterministic: bool = False) -
     if convolutions: return Choice(True, f'{convolutions} convolutions: cuDNN tries its algorithms for each shape')
     return Choice(False, 'no convolution in the model: there is nothing to try')
 
+# %% ../nbs/15_precision.ipynb #835e5a47
 def choose_deterministic(deterministic: bool = False) -> Choice:
     "Whether torch has to use algorithms that give the same bits each time, as asked for"
     if not deterministic: return Choice(False, 'not asked for; kernels may add up in another order each time')

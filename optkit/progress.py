@@ -196,7 +196,7 @@ def readings_folder(
     folds = (p.parent for p in folder.glob('fold-[0-9]*/progress.json'))
     return max(folds, key=lambda p: p.name, default=folder)
 
-
+# %% ../nbs/42_progress.ipynb #8436905a
 def _readings_file(folder, name):
     "The file of that name with the readings of a run; raises `InputError` for a folder that is not there"
     folder = Path(folder)

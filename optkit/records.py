@@ -7,7 +7,7 @@ __all__ = ['provenance', 'Record', 'mfu', 'record', 'save_records', 'load_record
            'in_ladder', 'read_committed']
 
 # %% ../nbs/14_records.ipynb #efc8e39d
-import dataclasses, os, shlex, subprocess, sys, time, warnings
+import dataclasses, os, shlex, subprocess, sys, warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -202,7 +202,7 @@ def in_ladder(
     "Whether a row's claim is about the row before it, as in a ladder or on top of bf16, and not about its baseline"
     return str(variant).startswith(('+', 'bf16 + ', 'bf16, '))
 
-
+# %% ../nbs/14_records.ipynb #5d45ecc3
 def read_committed(
     folder: str | Path | None = None # of the records, see `results_folder`
 ) -> pd.DataFrame: # a row a record, as `load_records` gives it; empty where there is no record

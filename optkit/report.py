@@ -7,8 +7,10 @@ __all__ = ['render']
 
 # %% ../nbs/62_report.ipynb #8cfd758b
 import base64, hashlib, json, os
+from collections import Counter
 from datetime import datetime
 from importlib import resources
+from itertools import chain, repeat
 from pathlib import Path
 
 import jinja2
@@ -24,44 +26,40 @@ from .page import (
     note_block, number_words, percent_words, ratio_words, record_rows, roofline_figure, row_verdict, score_words,
     share_words, study_figure, table_block, text_block, training_figure, trial_state, trial_value)
 
-# %% ../nbs/62_report.ipynb #579c0090
+# %% ../nbs/62_report.ipynb #36c2a166
 def _level(record): return f"{record['confidence']:.0%} interval" if is_finite(record.get('confidence')) else 'interval'
 
-# %% ../nbs/62_report.ipynb #9d5aab9b
-def _beside_majority(low, high, majority):
-    "What an interval of the accuracy says about the majority baseline"
-    if low > majority: return 'The whole interval lies above that.'
-    if high < majority:
-        return 'The whole interval lies below that: the trained model is worse than not looking at the text.'
-    return 'The interval includes that figure, so this run does not show that the model is better than that.'
-
-# %% ../nbs/62_report.ipynb #36c2a166
 def _final_words(final, best=None):
     "The held-out score in words, beside the majority baseline"
     metric, majority = final.get('metric') or 'score', final.get('majority_accuracy')
-    ends = final.get('interval') or [None, None]
-    bounded = all(map(is_finite, ends))
-    interval = f' ({_level(final)} {score_words(ends[0])} to {score_words(ends[1])})' if bounded else ''
+    low, high = final.get('interval') or [None, None]
+    bounded = is_finite(low) and is_finite(high)
+    interval = f' ({_level(final)} {score_words(low)} to {score_words(high)})' if bounded else ''
     trial = 'The best trial' if best is None else f'The best trial, number {best},'
-    groups = final.get('groups')
-    groups = f' of {number_words(groups)} groups, drawn whole for the interval' if groups else ''
+    groups = f" of {number_words(n)} groups, drawn whole for the interval" if (n := final.get('groups')) else ''
     words = (f"{trial} was trained again and reaches {metric} {score_words(final.get('score'))}{interval} on "
              f"{number_words(final.get('rows'))} held-out rows{groups}, which the search never saw.")
     if not is_finite(majority): return words
     words += f' Always answering the most frequent label would reach accuracy {score_words(majority)} on them.'
     if metric != 'accuracy': return f"{words} The trial's accuracy is {score_words(final.get('accuracy'))}."
-    return f'{words} {_beside_majority(*ends, majority)}' if bounded else words
+    return f'{words} {_beside_majority(low, high, majority)}' if bounded else words
+
+# %% ../nbs/62_report.ipynb #d8460ad4
+def _beside_majority(low, high, majority):
+    if low > majority: return 'The whole interval lies above that.'
+    if high < majority:
+        return 'The whole interval lies below that: the trained model is worse than not looking at the text.'
+    return 'The interval includes that figure, so this run does not show that the model is better than that.'
 
 # %% ../nbs/62_report.ipynb #53e73564
 def _last_row_words(ladder, row):
     "The last row of a ladder in words"
-    baseline = record_rows(ladder)[0].get('baseline') or 'baseline'
+    baseline, (_, low, high) = record_rows(ladder)[0].get('baseline') or 'baseline', ratio_interval(row['ratio'])
     name = '' if baseline == 'baseline' else f" '{baseline}'"
-    middle, low, high = map(factor_words, ratio_interval(row['ratio']))
+    middle, *ends = map(factor_words, ratio_interval(row['ratio']))
     words = (f'With every row of the ladder on, a training step is {middle} times as fast as the baseline{name} '
-             f"({_level(ladder)} {low} to {high}), on {card_and_date(ladder.get('provenance') or {})}.")
-    _, low, high = ratio_interval(row['ratio'])
-    if low <= 1 <= high: words += ' That is no difference from the baseline that the measurement could show.'
+             f"({_level(ladder)} {' to '.join(ends)}), on {card_and_date(ladder.get('provenance') or {})}.")
+    if low <= 1 <= high: return words + ' That is no difference from the baseline that the measurement could show.'
     return words + ' That is slower.' if high < 1 else words
 
 # %% ../nbs/62_report.ipynb #2217b485
@@ -92,17 +90,13 @@ def _control_words(ladder):
     return words(*map(rounded, ratio)) + (': its interval misses 1, so this machine was not steady, and factors closer '
                                           f'to 1 than {rounded(max(middle, 1/middle))} mean nothing here.')
 
-# %% ../nbs/62_report.ipynb #0817bf5f
-def _is_training(run): return (run.get('run') or {}).get('kind') == 'train'
-
 # %% ../nbs/62_report.ipynb #2e0ec499
 def _folds_words(folds):
     "What a cross-validation gave, in words"
     metric = folds.get('metric') or 'score'
     mean, deviation, least, most = map(score_words, (folds.get('spread') or {}).get(metric) or [None]*4)
-    done, planned = len(folds.get('folds') or []), count_words(folds.get('planned'), 'fold')
-    words = (f'{done} of {planned}: {metric} {mean} on average '
-             f'(standard deviation {deviation}, {least} to {most}).')
+    words = (f"{len(folds.get('folds') or [])} of {count_words(folds.get('planned'), 'fold')}: {metric} {mean} on "
+             f'average (standard deviation {deviation}, {least} to {most}).')
     pooled = (folds.get('pooled') or {}).get(metric)
     if is_finite(pooled):
         words += f' All rows together, each answered by the fold that did not train on it: {score_words(pooled)}.'
@@ -111,24 +105,22 @@ def _folds_words(folds):
 # %% ../nbs/62_report.ipynb #1e97d64a
 def _folds_section(run):
     folds = run['folds']
-    metric, rows = folds.get('metric') or 'score', []
-    for o in folds.get('folds') or []:
-        epochs = f"{number_words(o.get('best_epoch'))} of {number_words(o.get('epochs'))}"
-        rows.append([number_words((o.get('fold') or 0) + 1), score_words((o.get('metrics') or {}).get(metric)),
-                     number_words(o.get('rows')), epochs, duration_words(o.get('seconds'))])
+    metric = folds.get('metric') or 'score'
+    rows = [[number_words((o.get('fold') or 0) + 1), score_words((o.get('metrics') or {}).get(metric)),
+             number_words(o.get('rows')), f"{number_words(o.get('best_epoch'))} of {number_words(o.get('epochs'))}",
+             duration_words(o.get('seconds'))] for o in folds.get('folds') or []]
     if not rows: return [note_block('No fold was finished.')]
-    table = table_block(['Fold', metric, 'Rows evaluated', 'Epoch that was kept', 'Time'], rows, numbers=range(5))
-    return [text_block(_folds_words(folds)), table]
+    columns = ['Fold', metric, 'Rows evaluated', 'Epoch that was kept', 'Time']
+    return [text_block(_folds_words(folds)), table_block(columns, rows, numbers=range(5))]
 
-# %% ../nbs/62_report.ipynb #14ed3fed
+# %% ../nbs/62_report.ipynb #67b9f307
 def _displayed_score(train, epoch): # a loss is stored as its negative
     return signed(train.get('metric'), epoch['score']) if is_finite(epoch.get('score')) else None
 
-# %% ../nbs/62_report.ipynb #67b9f307
 def _trained_words(run):
     "What a training gave, in words"
-    train, folds = run['train'], run['folds']
-    if folds: return _folds_words(folds)
+    train = run['train']
+    if run['folds']: return _folds_words(run['folds'])
     if not train: return 'The training has not come to its end.'
     history, best = train.get('history') or [], train.get('best_epoch')
     score = score_words(_displayed_score(train, next((o for o in history if o.get('epoch') == best), {})))
@@ -147,10 +139,9 @@ def _device(hardware):
 # %% ../nbs/62_report.ipynb #08c63e82
 def _trials_words(trials):
     "How many trials there were, and how they ended"
-    states = [trial_state(o) for o in trials]
-    started = count_words(len(states) - states.count('INTERRUPTED'), 'trial')
-    return (f"{started} ({states.count('COMPLETE')} over all folds, {states.count('PRUNED')} stopped early, "
-            f"{states.count('FAIL')} failed)")
+    ended = Counter(map(trial_state, trials))
+    return (f"{count_words(len(trials) - ended['INTERRUPTED'], 'trial')} ({ended['COMPLETE']} over all folds, "
+            f"{ended['PRUNED']} stopped early, {ended['FAIL']} failed)")
 
 # %% ../nbs/62_report.ipynb #18f4e5f8
 def _done_words(run):
@@ -168,6 +159,8 @@ def _done_words(run):
     return f"What was done: {'; '.join(words)}."
 
 # %% ../nbs/62_report.ipynb #c8ccaa05
+def _is_training(run): return (run.get('run') or {}).get('kind') == 'train'
+
 def _summary_blocks(run):
     "The headline's items"
     if _is_training(run): return [list_block([_trained_words(run), _done_words(run)])]
@@ -182,14 +175,13 @@ def _summary_blocks(run):
 def _gpu_rows(gpu):
     "What is known of the GPU: rows of a table"
     peaks = [f'{name} {value/1e12:.3g}' for name, value in (gpu.get('peak') or {}).items() if is_finite(value)]
-    capability = '.'.join(map(str, gpu.get('capability') or [])) or NA
     memory = f"{gib_words(gpu.get('total_bytes'))}, free at the start: {gib_words(gpu.get('free_bytes'))}"
-    bandwidth = f"{gpu['bandwidth']/1e12:.3g} TB/s" if is_finite(gpu.get('bandwidth')) else NA
+    capability = '.'.join(map(str, gpu.get('capability') or [])) or NA
     return [['GPU', (gpu.get('name'), gpu.get('problem') or None)],
             ['architecture', f"{gpu.get('architecture') or NA}, capability {capability}"],
             ['GPU memory', memory],
             ['peak, dense, FP32 accumulation', f"{', '.join(peaks)} TFLOP/s" if peaks else NA],
-            ['memory bandwidth', bandwidth]]
+            ['memory bandwidth', f"{gpu['bandwidth']/1e12:.3g} TB/s" if is_finite(gpu.get('bandwidth')) else NA]]
 
 # %% ../nbs/62_report.ipynb #f4a3390f
 def hardware_section(run):
@@ -208,9 +200,8 @@ def hardware_section(run):
 
 # %% ../nbs/62_report.ipynb #e9b85bb6
 def _decisions_section(run):
-    decisions = run['decisions']
-    if not decisions: return [note_block('No decision was recorded.')]
-    rows = [[o.get('what', NA), o.get('value', NA), o.get('reason') or 'no reason recorded'] for o in decisions]
+    rows = [[o.get('what', NA), o.get('value', NA), o.get('reason') or 'no reason recorded'] for o in run['decisions']]
+    if not rows: return [note_block('No decision was recorded.')]
     return [text_block('Every automatic choice, with its reason; each can be overridden by an argument.'),
             table_block(['Decision', 'Choice', 'Reason'], rows, wide=(2,))]
 
@@ -228,8 +219,8 @@ def _data_rows(data):
 # %% ../nbs/62_report.ipynb #2fd08fee
 def _data_section(run):
     data = run['data']
-    blocks, labels = [table_block(['What', 'This run'], _data_rows(data), wide=(1,))], data.get('labels') or {}
-    if labels:
+    blocks = [table_block(['What', 'This run'], _data_rows(data), wide=(1,))]
+    if labels := data.get('labels'):
         total = sum(filter(is_finite, labels.values()))
         shares = [[name, number_words(n), percent_words(n/total) if total else NA] for name, n in labels.items()]
         blocks.append(table_block(['Label', 'Rows', 'Share'], shares, numbers=(1, 2), mid=(0,)))
@@ -237,20 +228,17 @@ def _data_section(run):
         blocks.append(drawing_block(lengths_figure(data), 'lengths', 'Tokens in each row, special tokens included; '
                                     'rows beyond the dashed line are cut there.'))
     if data.get('truncated'):
-        rows, limit = count_words(data['truncated'], 'row'), number_words(data.get('max_length'))
-        blocks.append(note_block(f'{rows} of more than {limit} tokens, cut there; what stands behind is not seen by '
-                                 'the model.'))
+        blocks.append(note_block(f"{count_words(data['truncated'], 'row')} of more than "
+                                 f"{number_words(data.get('max_length'))} tokens, cut there; what stands behind is not "
+                                 'seen by the model.'))
     return blocks
-
-# %% ../nbs/62_report.ipynb #58c48783
-def _first_finite(values, *names): return next((values[o] for o in names if is_finite(values.get(o))), None)
 
 # %% ../nbs/62_report.ipynb #7a347f39
 def _loss(loss):
     "A row's loss beside the baseline's: `(text, small print)`"
     if not isinstance(loss, dict) or not loss: return NA
-    value = _first_finite(loss, 'variant', 'value', 'loss', 'p50')
-    base, gap = _first_finite(loss, 'baseline', 'reference'), _first_finite(loss, 'difference')
+    first = lambda *names: next((loss[o] for o in names if is_finite(loss.get(o))), None)
+    value, base, gap = first('variant', 'value', 'loss', 'p50'), first('baseline', 'reference'), first('difference')
     if gap is None and None not in (value, base): gap = value - base
     if gap is None: return number_words(value, 4)
     if base is None and value is not None: base = value - gap
@@ -266,15 +254,11 @@ def _rate(rates):
     ends = rates.get('p20'), rates.get('p80')
     return number_words(rates.get('p50')), ' to '.join(map(number_words, ends)) if all(map(is_finite, ends)) else None
 
-# %% ../nbs/62_report.ipynb #7a12f409
 def _claimed(row):
     "What was claimed for a row: `(text, small print)`"
     if row.get('claim') not in claim_rows().index: return str(row.get('claim') or 'nothing')
     claim = claim_of(row['claim'])
     return claim['claimed'], f"{claim['optimization']}; {claim['scope']}; {claim['hardware']}"
-
-# %% ../nbs/62_report.ipynb #ee38c328
-def _mark(row): return 'control' if is_baseline(row) or row.get('variant') == CONTROL else ''
 
 # %% ../nbs/62_report.ipynb #83c163f4
 def _factor_cells(row):
@@ -287,18 +271,19 @@ def _factor_cells(row):
     return [(name, small), ratio, ratio_words(row.get('ratio_before')), _claimed(row), (verdict.value, reason)]
 
 # %% ../nbs/62_report.ipynb #df625bcf
-def _factors_table(rows):
-    "Factors beside the claims"
-    columns = ['Row', 'Against the baseline', 'Against the row before', 'Claimed', 'Verdict']
-    return table_block(columns, [_factor_cells(o) for o in rows], [_mark(o) for o in rows],
-                       numbers=(1, 2), mid=(0, 3), wide=(4,), pinned=True)
+def _rows_table(columns, rows, cells, **styles):
+    "A table of the rows of a ladder, baseline and control marked"
+    marks = ['control' if is_baseline(o) or o.get('variant') == CONTROL else '' for o in rows]
+    return table_block(columns, [cells(o) for o in rows], marks, pinned=True, **styles)
 
-# %% ../nbs/62_report.ipynb #c09abc6e
+# %% ../nbs/62_report.ipynb #fd96b1db
+def _factors_table(rows):
+    columns = ['Row', 'Against the baseline', 'Against the row before', 'Claimed', 'Verdict']
+    return _rows_table(columns, rows, _factor_cells, numbers=(1, 2), mid=(0, 3), wide=(4,))
+
 def _losses_table(rows):
-    "Whether a row changes training, beside the difference of the losses"
-    cells = [[o.get('variant', NA), _loss(o.get('loss')), o.get('label') or NA] for o in rows]
-    return table_block(['Row', 'Loss minus baseline', 'Training'], cells, [_mark(o) for o in rows],
-                       numbers=(1,), mid=(0, 2), pinned=True)
+    cells = lambda o: [o.get('variant', NA), _loss(o.get('loss')), o.get('label') or NA]
+    return _rows_table(['Row', 'Loss minus baseline', 'Training'], rows, cells, numbers=(1,), mid=(0, 2))
 
 # %% ../nbs/62_report.ipynb #2cd6ea46
 LABEL_WORDS = {'exact': 'exact: no figure of the training changes',
@@ -335,13 +320,11 @@ def ladder_section(run):
     return [*blocks, head_block('What each row changes'), _losses_table(rows), list_block(labels)]
 
 # %% ../nbs/62_report.ipynb #63ae8bd6
-_COST_COLUMNS = ['Row', 'Samples/s', 'Real tokens/s', 'Padded tokens/s', 'MFU', 'Peak memory']
 _COST_NOTE = ('Throughput is the median, with the 20th and 80th percentile below it; real tokens are those that are no '
               'padding. MFU is model FLOPs of real tokens over the dense BF16 peak. ')
 _MEMORY_NOTES = {True: 'Peak memory is the most that model, optimizer and a step took together.',
                  False: 'Peak memory was not measured: it is read on CUDA devices only.'}
 
-# %% ../nbs/62_report.ipynb #07776316
 def _cost_cells(row):
     rates = (_rate(row.get(name)) for name in ('samples_per_s', 'tokens_per_s', 'padded_tokens_per_s'))
     return [row.get('variant', NA), *rates, share_words(row.get('mfu')), gib_words(row.get('peak_bytes'))]
@@ -352,9 +335,9 @@ def cost_blocks(ladder):
     rows = record_rows(ladder)
     if not rows: return []
     measured = any(is_finite(o.get('peak_bytes')) for o in rows)
-    table = table_block(_COST_COLUMNS, [_cost_cells(o) for o in rows], [_mark(o) for o in rows],
-                        numbers=range(1, 6), mid=(0,), pinned=True)
-    return [head_block('What each row costs'), text_block(_COST_NOTE + _MEMORY_NOTES[measured]), table]
+    columns = ['Row', 'Samples/s', 'Real tokens/s', 'Padded tokens/s', 'MFU', 'Peak memory']
+    return [head_block('What each row costs'), text_block(_COST_NOTE + _MEMORY_NOTES[measured]),
+            _rows_table(columns, rows, _cost_cells, numbers=range(1, 6), mid=(0,))]
 
 # %% ../nbs/62_report.ipynb #ac6d2d3d
 def _no_mfu(data):
@@ -366,26 +349,26 @@ def _no_mfu(data):
     return ('n/a: no row has an MFU, which needs the operations of the model and the peak of the number format that it '
             'is held against.')
 
-# %% ../nbs/62_report.ipynb #acf73fdc
+# %% ../nbs/62_report.ipynb #8c1b020f
 def mfu_blocks(data, ranked=True):
     "The chart of MFU, or why there is none"
     figure = roofline_figure(data, ranked)
     if figure is None: return [note_block(_no_mfu(data))]
-    caption = 'Filled: model FLOPs of real tokens, attention included, over the dense peak. '
-    return [drawing_block(figure, 'roofline', caption + 'Hatched: what padding computes besides.')]
+    return [drawing_block(figure, 'roofline', 'Filled: model FLOPs of real tokens, attention included, over the dense '
+                          'peak. Hatched: what padding computes besides.')]
 
 # %% ../nbs/62_report.ipynb #1051fc7a
 def _batch_rows(batch):
     "What ran: rows of a table"
-    steps = batch.get('accumulation')
+    steps, table, tokens = (batch.get(o) for o in ('accumulation', 'table', 'max_tokens'))
+    pieces = f"{number_words(steps)} micro-batch{'' if steps == 1 else 'es'}"
     rows = [['physical batch', (count_words(batch.get('physical'), 'row'), batch.get('reason') or None)],
-            ['optimizer step', f"{count_words(batch.get('effective'), 'row')} in {number_words(steps)} "
-                               f"micro-batch{'' if steps == 1 else 'es'}"]]
+            ['optimizer step', f"{count_words(batch.get('effective'), 'row')} in {pieces}"]]
     if batch.get('longest'): rows.append(['padded to', count_words(batch['longest'], 'token')])
-    if batch.get('table'):
-        sizes = [f'{number_words(n)} of up to {number_words(tokens)} tokens' for tokens, n in batch['table']]
+    if table:
+        sizes = [f'{number_words(n)} of up to {number_words(most)} tokens' for most, n in table]
         rows.append(['rows by length', ', '.join(sizes)])
-    if tokens := batch.get('max_tokens'): rows.append(['packed micro-batch', f"up to {count_words(tokens, 'token')}"])
+    if tokens: rows.append(['packed micro-batch', f"up to {count_words(tokens, 'token')}"])
     if batch.get('eval_batch'): rows.append(['rows at once in evaluation', number_words(batch['eval_batch'])])
     return rows
 
@@ -394,16 +377,15 @@ def _peak_rows(batch, capacity):
     "The memory that the batch took: rows of a table"
     peak, allocated = batch.get('peak_bytes'), batch.get('allocated_bytes')
     share = f'{peak/capacity:.0%} of the card' if is_finite(peak) and is_finite(capacity) and capacity else None
-    measured = (gib_words(peak), share) if is_finite(peak) else (NA, 'read on CUDA devices only')
-    rows = [['peak memory, measured', measured]]
-    return [*rows, ['of that in tensors', gib_words(allocated)]] if is_finite(allocated) else rows
+    rows = [['peak memory, measured', (gib_words(peak), share if is_finite(peak) else 'read on CUDA devices only')]]
+    return rows + ([['of that in tensors', gib_words(allocated)]] if is_finite(allocated) else [])
 
 # %% ../nbs/62_report.ipynb #0a08ff67
 def _probes_table(batch):
     "Each size that was tried: predicted from those before it, and measured"
-    tried, predicted = batch.get('tried') or [], batch.get('predicted') or []
+    guesses = chain(batch.get('predicted') or [], repeat(None))
     cells = [[number_words(rows), gib_words(guess), gib_words(peak), 'fits' if fits else 'does not fit']
-             for (rows, peak, fits, *_), guess in zip(tried, [*predicted, *[None]*len(tried)])]
+             for (rows, peak, fits, *_), guess in zip(batch['tried'], guesses)]
     return table_block(['Rows tried', 'Predicted peak', 'Measured peak', 'Result'], cells, numbers=(0, 1, 2),
                        caption='In the order in which they were tried; a prediction needs two sizes before it whose '
                                'memory differs.')
@@ -422,10 +404,10 @@ def _first_speed(speed):
     if not speed:
         return [note_block('There is no first measurement of speed: speed.json is not there or holds nothing.')]
     speeds = speed.get('speeds') or {speed.get('max_length'): speed.get('rows_per_s')}
-    words = (f"Training steps of {count_words(speed.get('batch'), 'row')} of those with most tokens, timed before "
-             'anything was chosen; the job was sized by them.')
     rows = [[NA if tokens is None else str(tokens), number_words(rate)] for tokens, rate in speeds.items()]
-    return [text_block(words), table_block(['Tokens a row', 'Rows/s'], rows, numbers=(0, 1))]
+    return [text_block(f"Training steps of {count_words(speed.get('batch'), 'row')} of those with most tokens, timed "
+                       'before anything was chosen; the job was sized by them.'),
+            table_block(['Tokens a row', 'Rows/s'], rows, numbers=(0, 1))]
 
 # %% ../nbs/62_report.ipynb #3332a09e
 def _speed_section(run):
@@ -448,8 +430,8 @@ def _trial_words(trial, folds, best):
     words = {'COMPLETE': 'all folds', 'FAIL': 'failed'}.get(state, state.lower() or NA)
     if state == 'PRUNED': words = f'stopped after {finished} of {number_words(folds)} folds'
     if trial.get('number') == best: words = f'best; {words}'
-    small, start = [str(trial.get('reason') or '')], trial.get('resumed_from')
-    if start is not None: small.append(f'goes on from trial {start}')
+    start = trial.get('resumed_from')
+    small = [str(trial.get('reason') or ''), '' if start is None else f'goes on from trial {start}']
     return words, '; '.join(filter(None, small)) or None
 
 # %% ../nbs/62_report.ipynb #be8ab275
@@ -457,9 +439,9 @@ def _trial_row(trial, params, folds, best):
     "A row of the table of trials, and its mark"
     state, values = trial_state(trial), trial.get('params') or {}
     kind = kind_of_value(trial) if state != 'COMPLETE' else ''
-    scores = ', '.join(score_words(o) for o in trial.get('fold_scores') or []) or NA
     cells = [trial.get('number'), _trial_words(trial, folds, best), (score_words(trial_value(trial)), kind or None),
-             scores, *(number_words(values.get(o)) for o in params),
+             ', '.join(map(score_words, trial.get('fold_scores') or [])) or NA,
+             *(number_words(values.get(o)) for o in params),
              number_words(trial.get('epochs')), duration_words(trial.get('seconds'))]
     return cells, 'best' if trial.get('number') == best else {'FAIL': 'failed', 'PRUNED': 'stopped'}.get(state, '')
 
@@ -504,9 +486,9 @@ def _expected_time(total):
     "The time of the trials to come: its middle, and its interval or bounds"
     bounds = total.get('bounds') or [None, None]
     if is_finite(total.get('mid')):
-        interval = f"{duration_words(total.get('low'))} to {duration_words(total.get('high'))}"
         small = f"{percent_words(total.get('confidence'))} interval"
         if not total.get('useful'): small += '; too wide to plan with'
+        interval = f"{duration_words(total.get('low'))} to {duration_words(total.get('high'))}"
         return duration_words(total['mid']), (interval, small)
     if is_finite(bounds[0]) and bounds[0] == bounds[1]: # nothing was stopped yet
         return NA, (duration_words(bounds[1]), 'if no trial is stopped; none was so far')
@@ -515,11 +497,11 @@ def _expected_time(total):
 # %% ../nbs/62_report.ipynb #02a19953
 def _forecast_row(total):
     "A total of trials: the time of those to come, its interval or bounds, and how often such intervals held"
-    held = 'not tried yet'
+    coverage = 'not tried yet'
     if is_finite(total.get('coverage')) and total.get('backtests'):
-        held = percent_words(total['coverage']), f"of {count_words(total['backtests'], 'earlier interval')}"
+        coverage = percent_words(total['coverage']), f"of {count_words(total['backtests'], 'earlier interval')}"
     return [(number_words(total.get('total')), total.get('words') or None), number_words(total.get('left')),
-            *_expected_time(total), held, total.get('reason') or NA]
+            *_expected_time(total), coverage, total.get('reason') or NA]
 
 # %% ../nbs/62_report.ipynb #86754ca5
 def _forecast_words(forecast):
@@ -533,31 +515,33 @@ def _forecast_words(forecast):
     return f"{words}; {number_words(nearest.get('left'))} more on this machine take {interval}, one after the other."
 
 # %% ../nbs/62_report.ipynb #affbde0d
+def _shaded(share, shade=None):
+    "A share of 1 as a cell, which is shaded by it"
+    return (percent_words(share), None, min(1., share) if shade is None else shade) if is_finite(share) else NA
+
 def _profile_row(part):
     "Where the time of trials went: a row of a table"
     hours, share = part.get('hours'), part.get('share')
     time = duration_words(hours*3600) if is_finite(hours) else NA
-    return [part.get('folds', NA), number_words(part.get('trials')), time,
-            (percent_words(share), None, share) if is_finite(share) else NA]
+    return [part.get('folds', NA), number_words(part.get('trials')), time, _shaded(share)]
 
 # %% ../nbs/62_report.ipynb #2c707442
 def _no_forecast(run):
     "Why there is no forecast, or None"
     forecast = run['forecast']
-    if not forecast and run['study']:
-        return ('forecast.json is not there: the run was ended before it was written, or an earlier version made it. '
-                'The same command writes it, and `optkit forecast RUN` says it at once.')
-    if not forecast: return 'The forecast is made after the study.'
-    if forecast.get('totals'): return None
-    return f"No forecast could be made: {forecast.get('reason') or 'no reason was recorded'}."
+    if forecast and forecast.get('totals'): return None
+    if forecast: return f"No forecast could be made: {forecast.get('reason') or 'no reason was recorded'}."
+    if not run['study']: return 'The forecast is made after the study.'
+    return ('forecast.json is not there: the run was ended before it was written, or an earlier version made it. '
+            'The same command writes it, and `optkit forecast RUN` says it at once.')
 
 # %% ../nbs/62_report.ipynb #5a502d1c
 def _forecast_section(run):
     if why := _no_forecast(run): return [note_block(why)]
     forecast = run['forecast']
     columns = ['Trials in all', 'To come', 'Time for these', 'Between', 'Such intervals held', 'Basis']
-    words = f'{_forecast_words(forecast)} The time is that of trials alone, without the ladder and the last training.'
-    blocks = [text_block(words),
+    blocks = [text_block(f'{_forecast_words(forecast)} The time is that of trials alone, without the ladder and the '
+                         'last training.'),
               table_block(columns, [_forecast_row(o) for o in forecast['totals']],
                           numbers=(1,), mid=(0, 3), wide=(5,), pinned=True)]
     if profile := [_profile_row(o) for o in forecast.get('profile') or []]:
@@ -586,19 +570,17 @@ def _score_rows(final):
     if metric != 'accuracy': rows.append(['accuracy, held-out rows', score_words(final.get('accuracy'))])
     return [*rows, ['accuracy of the most frequent label', score_words(final.get('majority_accuracy'))]]
 
-# %% ../nbs/62_report.ipynb #4bfdd85d
-_TOO_GOOD = ('The score of the search was used to choose among trials and so tends to be too good; the held-out score '
-             'was used for nothing else.')
-
 # %% ../nbs/62_report.ipynb #7164db26
 def _final_section(run):
     final, study = run['final'], run['study'] or {}
-    table = lambda columns, rows: table_block(columns, rows, numbers=(1,), mid=(0,))
-    blocks = [text_block(_final_words(final, final.get('trial', study.get('best')))), text_block(_TOO_GOOD),
-              table(['Measure', 'Value'], _score_rows(final))]
+    table = lambda *columns, rows: table_block(columns, rows, numbers=(1,), mid=(0,))
+    blocks = [text_block(_final_words(final, final.get('trial', study.get('best')))),
+              text_block('The score of the search was used to choose among trials and so tends to be too good; the '
+                         'held-out score was used for nothing else.'),
+              table('Measure', 'Value', rows=_score_rows(final))]
     if params := final.get('params'):
         rows = [[name, number_words(o)] for name, o in params.items()]
-        blocks += [head_block('Parameters'), table(['Parameter', 'Value'], rows)]
+        blocks += [head_block('Parameters'), table('Parameter', 'Value', rows=rows)]
     if final.get('confusion') and final.get('labels'): blocks += [head_block('Where it errs'), _confusion_table(final)]
     return blocks
 
@@ -619,18 +601,14 @@ def _training_section(run):
             drawing_block(training_figure(train), 'training', caption),
             table_block(columns, rows, marks, numbers=range(4))]
 
-# %% ../nbs/62_report.ipynb #187e547a
-def _budget_share(seconds, budget):
-    "The share of the budget, shaded: a cell"
-    return (percent_words(seconds/budget), None, min(1., seconds/budget)) if is_finite(seconds) and budget else NA
-
 # %% ../nbs/62_report.ipynb #98af93e6
 def _timings_section(run):
     timings, speed = run['timings'], run['speed']
     stages, budget, total = timings.get('stages') or {}, timings.get('budget_s'), timings.get('total')
-    rows = [[name, duration_words(seconds), _budget_share(seconds, budget)] for name, seconds in stages.items()]
+    share = lambda seconds: seconds/budget if is_finite(seconds) and budget else None
+    rows = [[name, duration_words(seconds), _shaded(share(seconds))] for name, seconds in stages.items()]
     time = duration_words(total if is_finite(total) else sum(filter(is_finite, stages.values())))
-    rows.append(['total', time, (percent_words(total/budget), None, 0.) if is_finite(total) and budget else NA])
+    rows.append(['total', time, _shaded(share(total), 0.)])
     words = (f'The job sized itself to a budget of {duration_words(budget)}, after it had measured the speed of this '
              'machine.' if budget else 'The job had no time budget.')
     if speed:
@@ -639,17 +617,15 @@ def _timings_section(run):
                   f"training, at batch {number('batch')} and {number('max_length')} tokens.")
     return [text_block(words), table_block(['Stage', 'Time', 'Share of the budget'], rows, numbers=(1,), mid=(0,))]
 
-# %% ../nbs/62_report.ipynb #ad07558d
+# %% ../nbs/62_report.ipynb #667b685f
 _VERSIONS = ('optkit', 'commit', 'python', 'torch', 'cuda', 'driver', 'transformers', 'gpu', 'cpu', 'platform', 'date')
 
-# %% ../nbs/62_report.ipynb #667b685f
 def reproduce_section(run):
     "Command, versions and settings: blocks"
     about, hardware = run['run'] or {}, run['hardware'] or {}
     facts = {**(hardware.get('software') or {}), **((run['ladder'] or {}).get('provenance') or {})}
-    command = about.get('command')
+    command, rows = about.get('command'), [[name, number_words(facts[name])] for name in _VERSIONS if facts.get(name)]
     blocks = [code_block(command) if command else note_block('The command was not recorded.')]
-    rows = [[name, number_words(facts[name])] for name in _VERSIONS if facts.get(name)]
     if rows: blocks += [text_block('Versions and machine:'), table_block(['What', 'Value'], rows, wide=(1,))]
     for name in ('settings', 'fingerprint'):
         if not about.get(name): continue
@@ -661,21 +637,18 @@ def reproduce_section(run):
 SORT_SCRIPT = (resources.files('optkit')/'data'/'sort.js').read_text('utf-8') # of `optkit/data`
 
 # %% ../nbs/62_report.ipynb #9b10c3bd
-SECTIONS = ( # id, title, the files that it needs, the function that makes its blocks
-    ('hardware', 'Hardware', ('hardware',), hardware_section),
-    ('decisions', 'Decisions and their reasons', ('decisions',), _decisions_section),
-    ('data', 'Data', ('data',), _data_section),
-    ('ladder', 'The ladder beside what was claimed', ('ladder',), ladder_section),
-    ('speed', 'Speed and memory', (), _speed_section),
-    ('study', "The study's history", ('study',), _study_section),
-    ('forecast', 'Forecast', ('forecast',), _forecast_section),
-    ('final', 'Best trial, trained again', ('final',), _final_section),
-    ('training', 'Training curve', ('train',), _training_section),
-    ('timings', 'Time spent', ('timings',), _timings_section),
-    ('reproduce', 'How to reproduce', (), reproduce_section))
-
-# %% ../nbs/62_report.ipynb #eed755e6
-_FOLDS = ('folds', 'Folds', ('folds',), _folds_section)
+SECTIONS = ( # id, title, the file that it needs, the function that makes its blocks
+    ('hardware', 'Hardware', 'hardware', hardware_section),
+    ('decisions', 'Decisions and their reasons', 'decisions', _decisions_section),
+    ('data', 'Data', 'data', _data_section),
+    ('ladder', 'The ladder beside what was claimed', 'ladder', ladder_section),
+    ('speed', 'Speed and memory', '', _speed_section),
+    ('study', "The study's history", 'study', _study_section),
+    ('forecast', 'Forecast', 'forecast', _forecast_section),
+    ('final', 'Best trial, trained again', 'final', _final_section),
+    ('training', 'Training curve', 'train', _training_section),
+    ('timings', 'Time spent', 'timings', _timings_section),
+    ('reproduce', 'How to reproduce', '', reproduce_section))
 
 # %% ../nbs/62_report.ipynb #6d454835
 def _blocks_or_note(build, run, title):
@@ -685,13 +658,14 @@ def _blocks_or_note(build, run, title):
         why = f'{type(exc).__name__}: {exc}'
         return [note_block(f'{title} cannot be shown: its file holds something unexpected ({why}).')]
 
-# %% ../nbs/62_report.ipynb #3861a583
+# %% ../nbs/62_report.ipynb #9464f536
 def _sections(run, wrong):
     "Those whose files a run of this kind writes"
-    for name, title, needs, build in (*SECTIONS[:-1], _FOLDS, SECTIONS[-1]):
-        if not {*needs} <= expected_files(run['run']): continue
-        missing = [note_block(wrong[o]) for o in needs if o in wrong]
-        if blocks := missing or _blocks_or_note(build, run, title): yield {'id': name, 'title': title, 'blocks': blocks}
+    folds = 'folds', 'Folds', 'folds', _folds_section
+    for name, title, file, build in (*SECTIONS[:-1], folds, SECTIONS[-1]):
+        if file and file not in expected_files(run['run']): continue
+        blocks = [note_block(wrong[file])] if file in wrong else _blocks_or_note(build, run, title)
+        if blocks: yield {'id': name, 'title': title, 'blocks': blocks}
 
 # %% ../nbs/62_report.ipynb #dc60ecfc
 def _template(**values):
@@ -719,7 +693,7 @@ def _page(run, wrong):
                      source='the files of the run folder',
                      under=f'Started {started}; page written {written}' if started else f'Page written {written}')
 
-# %% ../nbs/62_report.ipynb #ae0a2cc0
+# %% ../nbs/62_report.ipynb #f4a87646
 def _write(target, page):
     part = target.with_name(f'.{target.stem}.{os.getpid()}.part')
     try:
@@ -728,7 +702,6 @@ def _write(target, page):
     finally: part.unlink(missing_ok=True)
     return target
 
-# %% ../nbs/62_report.ipynb #f4a87646
 def render(
     folder: str | Path # a run folder; only its JSON files are read
 ) -> Path: # of the report, `report.html` in that folder
@@ -736,19 +709,14 @@ def render(
     return _write(Path(folder)/'report.html', _page(*load_run(folder)))
 
 # %% ../nbs/62_report.ipynb #27a27b0b
-def write_page(
-    target: str | Path, # file
-    title: str, # of the page
-    under: str, # the line below the title
-    found: list[str], # items of the summary
-    sections: list, # (id, title, function that gives the blocks)
-    problem: str = '', # shown as a warning
-    source: str = 'a ledger' # what the page was made from
-) -> Path: # `target`
-    "Write a page of another kind in the same form; a section that cannot be built says why"
+def write_page(target, title, under, items, sections, problem='', source='a ledger'):
+    """Write a page of another kind in the same form, and return its path; a section that cannot be built says why.
+
+    `under`: the line below the title; `items`: of the summary; `sections`: (id, title, function that gives the blocks)
+    """
     built = [{'id': name, 'title': head, 'blocks': _blocks_or_note(lambda _: build(), None, head)}
              for name, head, build in sections]
-    return _write(Path(target), _template(title=title, under=under, problem=problem, found=[list_block(found)],
+    return _write(Path(target), _template(title=title, under=under, problem=problem, found=[list_block(items)],
                                           sections=built, source=source))
 
 # %% ../nbs/62_report.ipynb #05e33f13

@@ -6,16 +6,18 @@
 __all__ = ['ENCODER_SHAPES', 'Measured', 'Roofline', 'model_shapes', 'roofline']
 
 # %% ../nbs/16_roofline.ipynb #9dc712e7
-import statistics, time
+import re, statistics, time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from fastcore.basics import patch
 
-from .base import first_line, size
+from .base import first_line, read_json, size
 from .cards import html_table
 from .limits import look_at_cpu
 from .hardware import gpu_from
@@ -229,3 +231,29 @@ def roofline(
     rows += [*_copies(device, copied, peaks.get('copy'), seconds_of, wait, repeats), _launch(device, wait, repeats)]
     name = card.name if card else look_at_cpu().model if device == 'cpu' else 'Apple GPU'
     return Roofline(name, tuple(rows), tuple(refused))
+
+# %% ../nbs/16_roofline.ipynb #6b2f81d1
+class Product(NamedTuple):
+    "A matrix product of the roofline record"
+    format: str # 'bf16', 'fp32', ...
+    m: int
+    n: int
+    k: int
+    rate: float # FLOP/s
+
+    @property
+    def intensity(self): # FLOPs for each byte that moves
+        moved = self.m * self.n + self.m * self.k + self.n * self.k # numbers
+        return 2 * self.m * self.n * self.k / moved / (4 if self.format == 'fp32' else 2)
+
+# %% ../nbs/16_roofline.ipynb #47ca209b
+def recorded_roofline(card: str, folder: Path | None):
+    "(products, largest copy rate in bytes a second or None) of the roofline record of a card in `folder`"
+    path = folder and folder / f'roofline-{card}.json'
+    try: rows = [r for r in read_json(path)['rows'] if r.get('samples_per_s')] if path and path.is_file() else []
+    except (ValueError, KeyError): rows = []
+    products, rate = [], lambda row: row['samples_per_s']['p50']
+    for row in rows:
+        name, *shape = re.split(r' (?=\d)| x ', row['variant'])
+        if len(shape) == 3: products.append(Product(name.split()[0], *map(int, shape), rate(row)))
+    return products, max((rate(r) for r in rows if r['variant'].startswith('copy')), default=None)

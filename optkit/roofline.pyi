@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 import torch
 
 __all__ = ['ENCODER_SHAPES', 'Measured', 'Roofline', 'model_shapes', 'roofline']
@@ -58,3 +60,15 @@ def model_shapes(model: torch.nn.Module, tokens: int) -> dict[tuple, int]:
     """The products of a model's linear layers"""
 def roofline(device: str='cpu', side: int | None=None, copied: int | None=None, repeats: int=10, shapes: Iterable[tuple] | None=None) -> Roofline:
     """What this device reaches in products, copies and launches, against the table where it has the card"""
+class Product(NamedTuple):
+    """A matrix product of the roofline record"""
+    format: str
+    m: int
+    n: int
+    k: int
+    rate: float
+
+    @property
+    def intensity(self): ...
+def recorded_roofline(card: str, folder: Path | None):
+    """(products, largest copy rate in bytes a second or None) of the roofline record of a card in `folder`"""

@@ -63,8 +63,7 @@ class RecordedCurves(FoldNoise):
 
     def runner(self, seed: int): ...
 
-    def nearest(self, params: dict) -> int:
-        """The configuration that is nearest"""
+    def nearest(self, params: dict) -> int: ...
 
     def truths(self) -> np.ndarray:
         """The lowest recorded loss of each configuration"""
@@ -103,19 +102,3 @@ def replay(courses: Sequence[Course], strategy: str | Strategy='racing', size: S
     """What a strategy would have made of these trials. Raises `InputError` for a strategy that needs a living study."""
 class _EndOfRecord(Exception):
     """The recorded trial has no further value"""
-HELD_OUT: int
-BUDGETS: tuple
-VARIANTS: Any
-TABLE: Any
-def taskset_table(folder: str | Path | None) -> dict:
-    """TaskSet tasks by seed: the first half of the tasks for building, the other half held out"""
-def simulate_cell(curves, strategy: str, trials: int, seed: int, optima: dict[str, float]) -> dict:
-    """One study of the table"""
-def run_table(kinds: dict, strategies: Sequence[str], seeds: int, journal: str | Path, progress: bool=True) -> list[dict]:
-    """Every study of the table that the journal lacks; seeds run in the outer loop, so that it can be stopped early"""
-def interval(values: np.ndarray, confidence: float=0.9, repeats: int=4000, seed: int=0) -> tuple[float, float]:
-    """Percentile bootstrap of the mean"""
-def summarise_table(studies: list[dict], margins: dict[str, float]) -> list[dict]:
-    """Means, and paired differences with no stopping"""
-def main(argv: list[str] | None=None) -> Path:
-    """The command that makes the table"""

@@ -99,6 +99,7 @@ def _search_limits(engine, headroom, limit, ranks, on_gpu=4096, elsewhere=64):
     return dict(headroom=headroom, limit=limit, capacity=torch.cuda.mem_get_info()[1] if cuda else None,
                 ranks=engine.votes if ranks is None else ranks)
 
+# %% ../nbs/34_sizes.ipynb #67a58b7c
 def _share(engine, effective, ranks):
     "Rows of an optimizer step that fall to one rank"
     if effective < 1: raise ValueError(f'effective is {effective}, expected at least 1')

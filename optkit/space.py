@@ -21,13 +21,9 @@ from optuna.trial import FrozenTrial, TrialState
 from .base import InputError
 from .trainer import fold_runner, Trainer, trial_config
 from .folds import strata_of, stratified_folds
-from .strategies import Course, Strategy, StudySize
+from .strategies import Course, silent, Strategy, StudySize
 from .simulator import Replay, replay
-from .storage import sign_of, silent
-
-# %% ../nbs/53_space.ipynb #b0993190
-try: from optuna.distributions import _convert_old_distribution_to_new_distribution as _present
-except ImportError: _present = lambda distribution, _: distribution # there are no old ones any more
+from .storage import sign_of
 
 # %% ../nbs/53_space.ipynb #c531b803
 class TrainerRunner:
@@ -89,7 +85,7 @@ def renewed(self: TrainerRunner, seed: int) -> TrainerRunner:
 # %% ../nbs/53_space.ipynb #785f9294
 def parse_space(
     text: str # 'lr=1e-5..1e-3:log', 'epochs=1..4' or 'effective_batch=8,16'
-) -> tuple[str, BaseDistribution]: # name, distribution
+) -> tuple[str, BaseDistribution]: # its name first
     "One parameter of a search space from its short form. Raises `InputError`."
     name, _, values = (part.strip() for part in text.partition('='))
     try:
@@ -143,9 +139,7 @@ class Space:
     samples: tuple[dict, ...] = () # parameters that a trial may have
 
 # %% ../nbs/53_space.ipynb #2e93f8fa
-def as_space(
-    space # `Space`, function of a trial, dict of distributions, or texts
-) -> Space:
+def as_space(space) -> Space:
     "The space of any of its forms. Raises `InputError` for one that suggests nothing."
     if isinstance(space, Space): return space
     if isinstance(space, str): space = [space]
@@ -163,17 +157,17 @@ def _space_of_distributions(space):
     ends = {k: getattr(d, 'choices', None) or (d.low, d.high) for k, d in space.items()}
     first = {k: values[0] for k, values in ends.items()}
     samples = tuple({**first, k: v} for k, values in ends.items() for v in values)
-    return Space(_drawn, {k: distribution_to_json(d) for k, d in space.items()},
-                 {k: _present(d, True) for k, d in space.items()}, samples)
+    with silent(): fixed = optuna.create_study().ask(space).distributions # those of an older Optuna in today's form
+    return Space(_drawn, {k: distribution_to_json(d) for k, d in space.items()}, fixed, samples)
 
 def _drawn(trial): return dict(trial.params)
 
 # %% ../nbs/53_space.ipynb #44c32f51
 def _probe(space, draws=20):
     "What a function suggests in random trials: distributions as JSON, None, and the parameters"
+    distributions, samples = {}, []
     with silent():
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-        distributions, samples = {}, []
         for _ in range(draws):
             trial = study.ask()
             try: samples.append(space(trial))
@@ -224,11 +218,6 @@ def best_of(trials, sign):
 
 def trials_that(study: optuna.Study, end: str) -> list[FrozenTrial]: # 'complete', 'stopped' or 'failed'
     return [t for t in study.get_trials(deepcopy=False) if ended(t) == end]
-
-# %% ../nbs/53_space.ipynb #356b64b5
-def complete_table(study: optuna.Study) -> np.ndarray: # [complete trials, folds]
-    "Fold scores of the complete trials"
-    return np.array([fold_scores(t) for t in trials_that(study, 'complete')], dtype=float)
 
 # %% ../nbs/53_space.ipynb #38cb555b
 def curves(

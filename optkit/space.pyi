@@ -67,8 +67,6 @@ def best_complete(study: optuna.Study) -> FrozenTrial | None:
     """The best trial that ran all folds"""
 def best_of(trials, sign): ...
 def trials_that(study: optuna.Study, end: str) -> list[FrozenTrial]: ...
-def complete_table(study: optuna.Study) -> np.ndarray:
-    """Fold scores of the complete trials"""
 def curves(trial: FrozenTrial, stride: int) -> list[list[float]]:
     """The values of a trial"""
 def courses(study: optuna.Study) -> list[Course]:

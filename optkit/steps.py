@@ -28,6 +28,7 @@ def _inputs(store, index, real):
     if store.type_ids is not None: inputs['token_type_ids'] = torch.where(real, store.type_ids[index].long(), 0)
     return inputs
 
+# %% ../nbs/22_steps.ipynb #6e28fb80
 def _labels(store, rows, index, real):
     if store.task in ('tokens', 'causal'): return torch.where(real, store.labels[index].long(), IGNORED)
     return store.labels[rows]
@@ -63,7 +64,9 @@ class MicroBatch(ByValue):
 
 class Step(list):
     "The micro-batches of one optimizer step; `rows` are those of the whole step, on all ranks"
-    def __init__(self, micro, rows): super().__init__(micro); self.rows = rows
+    def __init__(self, micro, rows):
+        super().__init__(micro)
+        self.rows = rows
 
 # %% ../nbs/22_steps.ipynb #95e3ec0d
 def pack(
@@ -77,6 +80,7 @@ def pack(
     with_room = lambda filled, n: next((k for k, f in enumerate(filled) if f + n <= max_tokens), len(filled))
     return _fill(order, lengths, 0, with_room)[0]
 
+# %% ../nbs/22_steps.ipynb #83c6180e
 def _fill(order, lengths, count, choose):
     "Packs of the rows, and the tokens of each; `choose(filled, n)`: the pack that takes `n` tokens, a new one or not"
     packs, filled = [[] for _ in range(count)], [0] * count
@@ -97,6 +101,7 @@ def pack_budget(
     "A budget whose tokens, and whose square table of attention scores, are no more than those of a padded micro-batch"
     return max_length * math.isqrt(physical)
 
+# %% ../nbs/22_steps.ipynb #ca5c6f52
 def _packed(rows, lengths, max_tokens, multiple=64):
     if (longest := int(lengths[rows].max())) > max_tokens:
         raise InputError(f'a row of {longest} tokens is longer than the budget of {max_tokens}; raise max_tokens')
@@ -204,6 +209,7 @@ def within(self: Layout,
     fewer = lambda a, b: min((n for n in (a, b) if n), default=None)
     return replace(self, rows=fewer(self.rows, fitted.rows), tokens=fewer(self.tokens, fitted.tokens), table=None)
 
+# %% ../nbs/22_steps.ipynb #cd6a0478
 @patch
 def sized(self: Layout,
     rows: int, # of a full optimizer step
@@ -213,6 +219,7 @@ def sized(self: Layout,
     if self.name != 'packed' or self.tokens: return self
     return replace(self, tokens=pack_budget(self.rows or rows, max_length))
 
+# %% ../nbs/22_steps.ipynb #22b4bd42
 @patch(cls_method=True)
 def from_config(cls: Layout,
     config # a `TrainConfig`, whose fields have names of their own: `physical_batch`, `max_tokens`, `batch_table`
@@ -244,6 +251,7 @@ def sample_order(
     generator = torch.Generator().manual_seed(state)
     return np.asarray(rows)[torch.randperm(len(rows), generator=generator).numpy()]
 
+# %% ../nbs/22_steps.ipynb #7fb6e376
 def grouped_order(
     rows: np.ndarray, # row numbers to train on
     lengths: np.ndarray, # tokens of every row of the store
@@ -291,6 +299,7 @@ def row_numbers(
         f'{what}: expected numbers from 0 to {len(store) - 1:,}, found {rows.min():,} to {rows.max():,}')
     return rows
 
+# %% ../nbs/22_steps.ipynb #47d174ad
 def is_cut(step) -> bool:
     "Whether a step is given as micro-batches, and not as row numbers"
     return isinstance(step, list) and all(hasattr(m, 'rows') for m in step)
@@ -388,6 +397,7 @@ class Batch(ByValue):
     def pin_memory(self, device=None): return self._each(lambda t: t.pin_memory()) # the loader of torch calls this
     def to(self, device, non_blocking=False): return self._each(lambda t: t.to(device, non_blocking=non_blocking))
 
+# %% ../nbs/22_steps.ipynb #c6831ba5
 def gather(
     store: TokenStore,
     micro: MicroBatch

@@ -84,6 +84,7 @@ def _token_words(out, n, words):
     indices = np.searchsorted(ends, [begin for begin, _ in out['offset_mapping'][n]], side='right')
     return [None if side is None else min(int(w), len(words) - 1) for w, side in zip(indices, out.sequence_ids(n))]
 
+# %% ../nbs/21_store.ipynb #13d4989a
 def _class_targets(words, positions, labels):
     "The label of its word for each first token of a word"
     first = [w is not None and (p == 0 or words[p - 1] != w) for p, w in enumerate(words)]

@@ -7,8 +7,9 @@ __all__ = ['STRATEGIES', 'StudySize', 'Verdict', 'Course', 'History', 'Strategy'
            'PrunerStrategy', 'Reports', 'as_strategy', 'default_sampler']
 
 # %% ../nbs/50_strategies.ipynb #f1119dc8
-import hashlib, math
+import hashlib, math, warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import ClassVar
 
@@ -19,6 +20,19 @@ from scipy.special import stdtr, stdtrit
 
 from .base import InputError
 
+# %% ../nbs/50_strategies.ipynb #74dc60eb
+@contextmanager
+def silent():
+    "No messages of Optuna inside, and no warnings that something is experimental"
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', optuna.exceptions.ExperimentalWarning)
+            warnings.filterwarnings('ignore', message='Heartbeat of storage is supposed') # `tune` sends it
+            yield
+    finally: optuna.logging.set_verbosity(level)
+
 # %% ../nbs/50_strategies.ipynb #bfba5856
 @dataclass(frozen=True)
 class StudySize:
@@ -27,9 +41,6 @@ class StudySize:
     epochs: int | None = None # values that a fold gives at most; None: unknown
     trials: int | None = None # that are planned; None: unknown
     seed: int = 0 # of the study
-
-# %% ../nbs/50_strategies.ipynb #1f0dd8ea
-Shape = StudySize # its name before; it goes with the next version
 
 # %% ../nbs/50_strategies.ipynb #9c7d5519
 @dataclass(frozen=True)
@@ -92,9 +103,14 @@ def add(self: History,
 class Strategy:
     "Never stops a trial; the others override what they need"
     name: ClassVar[str] = 'none'
-    told: ClassVar[str] = 'pruned' # how a stopped trial is reported to the sampler: 'pruned' or 'predicted'
+    stopped_as: ClassVar[str] = 'pruned' # how a stopped trial is reported to the sampler: 'pruned' or 'predicted'
     watches_study: ClassVar[bool] = False # whether it needs Optuna's study
     reads_running: ClassVar[bool] = True # whether that study must hold the values of running trials
+
+    def __init_subclass__(cls): # the name of the version before
+        if 'told' not in vars(cls): return
+        warnings.warn('Strategy.told is now Strategy.stopped_as', DeprecationWarning, stacklevel=2)
+        cls.stopped_as = cls.told
 
     def check(self, size: StudySize): "Raise `InputError` for a study that this strategy does not support"
     def pruner(self, size: StudySize) -> optuna.pruners.BasePruner: return optuna.pruners.NopPruner()
@@ -106,7 +122,7 @@ class Strategy:
 def within(self: Strategy,
     course: Course, # the trial so far
     history: History, # trials that ended
-    size: StudySize, # of the study
+    size: StudySize,
     trial: optuna.Trial | None = None # for strategies that watch the study
 ) -> Verdict:
     "The verdict inside a fold"
@@ -119,17 +135,17 @@ def between(self: Strategy, course: Course, history: History, size: StudySize, t
     return Verdict(False, 'no verdict between folds')
 
 @patch
-def __repr__(self: Strategy): # the plain values that make it
+def __repr__(self: Strategy):
     if not is_dataclass(self): return self.name
     return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in asdict(self).items())})"
 
 # %% ../nbs/50_strategies.ipynb #eed51413
 def follow(
-    strategy: Strategy, # that decides
+    strategy: Strategy,
     course: Course, # of the trial; what it holds already is not run again
-    history: History, # trials that ended
-    size: StudySize, # of the study
-    fold_values: Callable[[int], Iterable[float]], # values of a fold, higher is better; the runner with its parameters
+    history: History,
+    size: StudySize,
+    fold_values: Callable[[int], Iterable[float]], # values of a fold, higher is better
     trial: optuna.Trial | None = None, # for strategies that watch the study
     on_value: Callable | None = None, # called with (fold, epoch, value)
     on_fold: Callable | None = None # called with the course after each fold
@@ -172,12 +188,9 @@ def best_rows(table: np.ndarray, top: int) -> np.ndarray: # [at most top, folds]
     return table[np.argsort(-table.mean(1), kind='stable')[:top]]
 
 # %% ../nbs/50_strategies.ipynb #ae4147e0
-def sigma_of_good(
-    table: np.ndarray, # scores of complete trials, [trials, folds], at least 2 x 2
-    least: int = 5 # rows that are taken at least, if there are so many
-) -> tuple[float, int]: # standard deviation, degrees of freedom
-    "`residual_sigma` of the better half: trials that collapse on a fold say nothing about how good ones scatter"
-    return residual_sigma(best_rows(table, max(least, (len(table) + 1) // 2)))
+def sigma_of_good(table: np.ndarray) -> tuple[float, int]: # as `residual_sigma`
+    "`residual_sigma` of the better half, at least five: trials that collapse on a fold do not scatter like good ones"
+    return residual_sigma(best_rows(table, max(5, (len(table) + 1) // 2)))
 
 # %% ../nbs/50_strategies.ipynb #7fc5c452
 def fold_verdict(
@@ -214,7 +227,7 @@ def local_prediction(
     y: np.ndarray, # where they ended, [trials]
     point: np.ndarray # features of this trial, [2]
 ) -> tuple[float, float, float]: # mean, standard deviation of a new value, degrees of freedom
-    "Regression with Cauchy weights around `point`; a ridge of 1e-6 on slopes keeps it defined where all features agree"
+    "Regression with Cauchy weights around `point`; the ridge of 1e-6 is for features that all agree"
     distance = np.abs(x[:, 0] - point[0])
     weight = 1 / (1 + (distance / max(float(np.median(distance)), 1e-9)) ** 2)
     rest = x - point
@@ -233,9 +246,9 @@ def epoch_verdict(
     values: Sequence[float], # of this fold so far, higher is better
     finishers: Sequence[np.ndarray], # best so far by epoch, of trials that finished the first fold
     table: np.ndarray, # scores of complete trials, [trials, folds]
-    risk: float = .1, # as in `fold_verdict`
-    top: int = 7, # as in `fold_verdict`
-    least_sigma: float = .001, # as in `fold_verdict`
+    risk: float = .1, # as in `fold_verdict`, and so the next two
+    top: int = 7,
+    least_sigma: float = .001,
     scores: Sequence[float] = () # of the folds before this one, in order
 ) -> Verdict:
     "Whether a trial can still reach the best complete ones, by the folds it finished and the start of this one"
@@ -255,7 +268,6 @@ def epoch_verdict(
 
 # %% ../nbs/50_strategies.ipynb #e1bb581c
 def _predicted_end(values, finishers, easier): # than the first fold, which the regression describes
-    "`local_prediction` of the end of a fold that has begun"
     point = np.array(progress_features(np.maximum.accumulate(values))) - [easier, 0.]
     x = np.array([progress_features(f[:len(values)]) for f in finishers])
     mean, sd, freedom = local_prediction(x, np.array([f[-1] for f in finishers]), point)
@@ -278,7 +290,7 @@ class Racing(Strategy):
     extra: float = .05 # ... and this share of the epochs more, at least one
     least_sigma: float = .001 # lower bound of the trial x fold noise
     name: ClassVar[str] = 'racing'
-    told: ClassVar[str] = 'predicted'
+    stopped_as: ClassVar[str] = 'predicted'
 
     def __post_init__(self):
         if self.risk is not None and not 0 < self.risk < .5:
@@ -311,7 +323,7 @@ def exempt(self: Racing, number: int, size: StudySize) -> bool:
 
 # %% ../nbs/50_strategies.ipynb #1c338ca2
 def draw(seed: int, number: int) -> float: # 0 up to 1
-    "A random number of a trial; the name of the study and the process that asks do not matter"
+    "A random number of a trial, the same in any process"
     return int.from_bytes(hashlib.sha256(f'{seed}:{number}'.encode()).digest()[:4], 'little') / 2**32
 
 # %% ../nbs/50_strategies.ipynb #a70cffa3
@@ -356,7 +368,7 @@ def _too_few(history, sized):
 # %% ../nbs/50_strategies.ipynb #31ea3a7c
 def halving_verdict(
     value: float, # best so far at the rung
-    others: Sequence[float], # best so far at the rung, of earlier trials that came to it
+    others: Sequence[float], # those of earlier trials that came to it
     eta: int, # one in so many goes on
     epoch: int # of the rung
 ) -> Verdict:
@@ -396,7 +408,6 @@ def rung_verdict(self: Asha,
     values: Sequence[float], # of the first fold up to the rung
     others: Sequence[np.ndarray] # best so far by epoch, of earlier trials
 ) -> Verdict:
-    "`halving_verdict` at the rung that a trial came to"
     n = len(values)
     return halving_verdict(max(values), [best[n - 1] for best in others if len(best) >= n], self.eta, n)
 
@@ -541,7 +552,7 @@ def as_strategy(
     raise InputError(f'strategy is {value!r}, expected one of {names}, a Strategy or a pruner of Optuna')
 
 # %% ../nbs/50_strategies.ipynb #744c8dd4
-def told_value(verdict: Verdict, history: History) -> float:
+def value_for_sampler(verdict: Verdict, history: History) -> float:
     "The value of a stopped trial for the sampler: its prediction, but never as good as the best complete trial"
     if not history.complete: return verdict.predicted
     return min(verdict.predicted, history.best - 1e-6 * max(1., abs(history.best)))
@@ -567,3 +578,10 @@ def default_sampler(
 ) -> optuna.samplers.TPESampler:
     "The sampler of a search"
     return SeededTPE(seed, n_startup_trials=max(5, min(10, (trials or 40) // 4)), constant_liar=several)
+
+# %% ../nbs/50_strategies.ipynb #8a65145b
+def __getattr__(name): # names of the version before
+    names = dict(Shape=StudySize, told_value=value_for_sampler)
+    if name not in names: raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    warnings.warn(f'optkit.strategies.{name} is now {names[name].__name__}', DeprecationWarning, stacklevel=2)
+    return names[name]

@@ -1,11 +1,15 @@
 # Made by tools/stubs.py from the modules: run that.
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 import numpy as np, optuna
 
 __all__ = ['STRATEGIES', 'StudySize', 'Verdict', 'Course', 'History', 'Strategy', 'Racing', 'Asha', 'Hyperband', 'Wilcoxon', 'PrunerStrategy', 'Reports', 'as_strategy', 'default_sampler']
+@contextmanager
+def silent():
+    """No messages of Optuna inside, and no warnings that something is experimental"""
 @dataclass(frozen=True)
 class StudySize:
     """The size of a study"""
@@ -13,7 +17,6 @@ class StudySize:
     epochs: int | None = ...
     trials: int | None = ...
     seed: int = ...
-Shape: Any
 @dataclass(frozen=True)
 class Verdict:
     """Whether to stop, why, and what the trial would have scored"""
@@ -50,9 +53,11 @@ class History:
 class Strategy:
     """Never stops a trial; the others override what they need"""
     name: ClassVar[str] = ...
-    told: ClassVar[str] = ...
+    stopped_as: ClassVar[str] = ...
     watches_study: ClassVar[bool] = ...
     reads_running: ClassVar[bool] = ...
+
+    def __init_subclass__(cls): ...
 
     def check(self, size: StudySize):
         """Raise `InputError` for a study that this strategy does not support"""
@@ -74,14 +79,14 @@ def residual_sigma(table: np.ndarray) -> tuple[float, int]:
     """Trial x fold noise: what is left without the trial's mean and the fold's mean"""
 def best_rows(table: np.ndarray, top: int) -> np.ndarray:
     """Rows of the best means"""
-def sigma_of_good(table: np.ndarray, least: int=5) -> tuple[float, int]:
-    """`residual_sigma` of the better half: trials that collapse on a fold say nothing about how good ones scatter"""
+def sigma_of_good(table: np.ndarray) -> tuple[float, int]:
+    """`residual_sigma` of the better half, at least five: trials that collapse on a fold do not scatter like good ones"""
 def fold_verdict(scores: Sequence[float], table: np.ndarray, risk: float=0.1, top: int=7, least_sigma: float=0.001, recent: int=200) -> Verdict:
     """Whether a trial can still reach the best complete ones, by its finished folds"""
 def progress_features(best: np.ndarray) -> tuple[float, float]:
     """What the end of a curve is predicted from"""
 def local_prediction(x: np.ndarray, y: np.ndarray, point: np.ndarray) -> tuple[float, float, float]:
-    """Regression with Cauchy weights around `point`; a ridge of 1e-6 on slopes keeps it defined where all features agree"""
+    """Regression with Cauchy weights around `point`; the ridge of 1e-6 is for features that all agree"""
 def epoch_verdict(values: Sequence[float], finishers: Sequence[np.ndarray], table: np.ndarray, risk: float=0.1, top: int=7, least_sigma: float=0.001, scores: Sequence[float]=...) -> Verdict:
     """Whether a trial can still reach the best complete ones, by the folds it finished and the start of this one"""
 @dataclass(frozen=True, repr=False)
@@ -100,7 +105,7 @@ class Racing(Strategy):
     extra: float = ...
     least_sigma: float = ...
     name: ClassVar[str] = ...
-    told: ClassVar[str] = ...
+    stopped_as: ClassVar[str] = ...
 
     def sized(self, size: StudySize) -> Racing:
         """The counts for a study of this size"""
@@ -116,7 +121,7 @@ class Racing(Strategy):
 
     def between(self, course, history, size, trial=None): ...
 def draw(seed: int, number: int) -> float:
-    """A random number of a trial; the name of the study and the process that asks do not matter"""
+    """A random number of a trial, the same in any process"""
 def halving_verdict(value: float, others: Sequence[float], eta: int, epoch: int) -> Verdict:
     """Whether a trial is among the best 1/eta at a rung; the first to come goes on (Li et al. 2020, ASHA)"""
 @dataclass(frozen=True, repr=False)
@@ -134,8 +139,7 @@ class Asha(Strategy):
 
     def within(self, course, history, size, trial=None): ...
 
-    def rung_verdict(self, values: Sequence[float], others: Sequence[np.ndarray]) -> Verdict:
-        """`halving_verdict` at the rung that a trial came to"""
+    def rung_verdict(self, values: Sequence[float], others: Sequence[np.ndarray]) -> Verdict: ...
 @dataclass(frozen=True, repr=False)
 class Hyperband(Asha):
     """Brackets of successive halving over the epochs of the first fold"""
@@ -209,7 +213,7 @@ class Reports(Strategy):
 STRATEGIES: Any
 def as_strategy(value: str | Strategy | optuna.pruners.BasePruner) -> Strategy:
     """The strategy of a name or a pruner. Raises `InputError`."""
-def told_value(verdict: Verdict, history: History) -> float:
+def value_for_sampler(verdict: Verdict, history: History) -> float:
     """The value of a stopped trial for the sampler: its prediction, but never as good as the best complete trial"""
 class SeededTPE(optuna.samplers.TPESampler):
     """TPE seeded by trial: the same seed, number and finished trials give the same suggestion in any process"""

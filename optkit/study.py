@@ -23,8 +23,8 @@ from .base import InputError, seconds_of
 from .metrics import signed
 from .trainer import Trainer
 from .folds import check_folds, strata_of, stratified_folds
-from .strategies import as_strategy, default_sampler, History, StudySize, Strategy
-from .storage import is_dead, Place, read_once, silent, stored_at_once, worker_id
+from .strategies import as_strategy, default_sampler, History, silent, StudySize, Strategy
+from .storage import is_dead, StudyLocation, worker_id
 from .space import as_space, course_of, ended, FORMAT, Space, spent, study_settings, TrainerRunner
 
 # %% ../nbs/54_study.ipynb #04d65739
@@ -46,21 +46,21 @@ def _directions(direction):
 # %% ../nbs/54_study.ipynb #b6b36101
 def _as_runner(runner_or_trainer, folds, seed):
     "The runner that is given, or a `TrainerRunner`"
-    if not isinstance(runner_or_trainer, Trainer):
-        if not callable(runner_or_trainer):
-            raise InputError(f'runner is {runner_or_trainer!r}, expected a Trainer or a function of (params, fold) '
-                             'that yields one value an epoch')
-        if not isinstance(folds, Integral):
-            raise InputError('folds as row numbers go with a Trainer; a runner brings its own, so give their number')
-        return runner_or_trainer
-    if isinstance(folds, Integral):
-        store = runner_or_trainer.store
-        labels = strata_of(store)
-        if store.task == 'classification':
-            classes = tuple(f'{n}' for n in range(int(labels.max()) + 1))
-            check_folds(labels, classes, folds, 'the store', held_out=False)
-        folds = stratified_folds(np.arange(len(labels)), labels, folds, seed)
-    return TrainerRunner(runner_or_trainer, folds)
+    counted = isinstance(folds, Integral)
+    if isinstance(runner_or_trainer, Trainer):
+        return TrainerRunner(runner_or_trainer, _folds_of(runner_or_trainer.store, folds, seed) if counted else folds)
+    if not callable(runner_or_trainer):
+        raise InputError(f'runner is {runner_or_trainer!r}, expected a Trainer or a function of (params, fold) '
+                         'that yields one value an epoch')
+    if counted: return runner_or_trainer
+    raise InputError('folds as row numbers go with a Trainer; a runner brings its own, so give their number')
+
+def _folds_of(store, folds, seed):
+    labels = strata_of(store)
+    if store.task == 'classification':
+        classes = tuple(map(str, range(int(labels.max()) + 1)))
+        check_folds(labels, classes, folds, 'the store', held_out=False)
+    return stratified_folds(np.arange(len(labels)), labels, folds, seed)
 
 # %% ../nbs/54_study.ipynb #7818bcd4
 def _epochs_of(runner, epochs, space):
@@ -97,7 +97,7 @@ def _outside(params, distributions): # by name
 # %% ../nbs/54_study.ipynb #5780f27d
 @dataclass
 class Plan:
-    "A search that can begin: every argument is checked"
+    "A search whose arguments are checked"
     runner: Callable
     space: Space
     shape: StudySize # folds, epochs, trials that were asked for (or None), seed
@@ -163,32 +163,28 @@ def _checked_strategy(strategy, shape, objectives):
 # %% ../nbs/54_study.ipynb #70f2766f
 class OtherStudy(InputError):
     "A study of this name that is not the one that is searched"
-    def __init__(self,
-        message: str, # how it differs
-        remedy: str = 'use another name, or fresh=True to move it aside'
-    ):
-        super().__init__(f'{message}; {remedy}')
-        self.said = message # without the remedy, which depends on the caller
+    def __init__(self, difference: str): # in words
+        super().__init__(f'{difference}; use another name, or fresh=True to move it aside')
+        self.difference = difference # without the remedy, which depends on the caller
 
 # %% ../nbs/54_study.ipynb #ce62606b
 def _check_same(plan, study):
     "Raise `InputError` where this study was not made for this plan"
     old, new = study_settings(study), plan.settings()
     if not old and all(t.state == TrialState.WAITING for t in study.trials): # made for this search, by hand
-        directions = tuple(d.name.lower() for d in study.directions)
-        if directions == plan.directions: return
+        if (directions := _directions(study.directions)) == plan.directions: return
         raise InputError(f"study {plan.name!r} was made to {' and '.join(directions)}, the search is to "
                          f"{' and '.join(plan.directions)}; make it with the same direction, or use another name")
     if (version := old.get('format')) != FORMAT:
         raise OtherStudy(f'study {plan.name!r} was made by another version of optkit or by something else '
                          f'(its format is {version}, expected {FORMAT})')
-    differences = _differences(old.get('space', {}), new['space'], 'space: ')
-    differences += _differences(old.get('data', {}), new['data'])
-    differences += [f'{k} was {old.get(k)}, now {new[k]}'
-                    for k in ('folds', 'epochs', 'directions') if old.get(k) != new[k]]
-    if differences:
-        more = '; ...' if len(differences) > 3 else ''
-        raise OtherStudy(f"study {plan.name!r} is another one ({'; '.join(differences[:3])}{more})")
+    changes = _differences(old.get('space', {}), new['space'], 'space: ')
+    changes += _differences(old.get('data', {}), new['data'])
+    changes += [f'{k} was {old.get(k)}, now {new[k]}'
+                for k in ('folds', 'epochs', 'directions') if old.get(k) != new[k]]
+    if not changes: return
+    more = '; ...' if len(changes) > 3 else ''
+    raise OtherStudy(f"study {plan.name!r} is another one ({'; '.join(changes[:3])}{more})")
 
 # %% ../nbs/54_study.ipynb #c7c39b7f
 def _differences(old, new, prefix=''):
@@ -201,12 +197,12 @@ def _differences(old, new, prefix=''):
             for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
 
 # %% ../nbs/54_study.ipynb #1a054beb
-def open_or_make_study(plan: Plan, place: Place) -> optuna.Study:
+def open_or_make_study(plan: Plan, location: StudyLocation) -> optuna.Study:
     "The study of this name, new or the same as before. Raises `InputError`."
     with silent():
-        if plan.name in optuna.get_all_study_names(place.storage):
-            _check_same(plan, optuna.load_study(study_name=plan.name, storage=place.storage))
-        study = optuna.create_study(storage=place.storage, study_name=plan.name, directions=list(plan.directions),
+        if plan.name in optuna.get_all_study_names(location.storage):
+            _check_same(plan, optuna.load_study(study_name=plan.name, storage=location.storage))
+        study = optuna.create_study(storage=location.storage, study_name=plan.name, directions=list(plan.directions),
                                     load_if_exists=True, pruner=plan.strategy.pruner(plan.shape))
     old, trials = study_settings(study), study.get_trials(deepcopy=False)
     _store_settings(plan, study, old or plan.settings())
@@ -277,22 +273,17 @@ def interrupt_trial(study, trial):
 
 # %% ../nbs/54_study.ipynb #c7a1d0f2
 class Interrupts:
-    """Keeps a Ctrl-C that Python may lose
-
-    Python prints a `KeyboardInterrupt` inside a finalizer, or inside a callback of the garbage collector (such as
-    those of database connections), as ignored, and the program goes on. Works in the main thread, and where nobody
-    else handles the signal."""
-    def __init__(self): self.received = False
+    "Keeps a Ctrl-C that Python ignores inside a finalizer or a callback of the garbage collector; main thread only"
+    received = False
     def __enter__(self):
         main = threading.current_thread() is threading.main_thread()
-        free = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        free = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler # nobody else handles it
         self.before = signal.signal(signal.SIGINT, self._handle) if free else None
         return self
     def _handle(self, *args):
         self.received = True
         signal.default_int_handler(*args)
-    def check(self):
-        "Raise `KeyboardInterrupt` where a Ctrl-C was lost"
+    def check(self): # raises `KeyboardInterrupt` where a Ctrl-C was lost
         if self.received: raise KeyboardInterrupt
     def __exit__(self, kind, *_):
         if self.before is not None: signal.signal(signal.SIGINT, self.before)
@@ -303,17 +294,17 @@ class Search:
     "The part of one process in a study"
     def __init__(self,
         plan: Plan,
-        place: Place,
+        location: StudyLocation,
         study: optuna.Study,
         on_epoch: Callable | None = None, # as those of `tune`
         on_trial: Callable | None = None,
         say: Callable[[str], None] = print,
         progress: bool = False
     ):
-        self.plan, self.place, self.study = plan, place, study
+        self.plan, self.location, self.study = plan, location, study
         self.on_epoch, self.on_trial, self.say = on_epoch, on_trial, say
         self.shape = plan.shape
-        self.exclusive = place.kind != 'url' # a lock, or nobody else
+        self.exclusive = location.kind != 'url' # a lock, or nobody else
         self.worker, self.interrupts = worker_id(), Interrupts()
         self.history, self.in_history = History(), set() # numbers of the trials that it holds or leaves out
         self.claimed, self.pending, self.current = set(), [], None
@@ -365,16 +356,15 @@ def sync(self: Search, trials=None):
 def _expect_trials(self: Search):
     "With a budget only, the number of trials is a guess: what their mean cost so far allows"
     costs = [spent(t)['seconds'] for t in self.latest if ended(t)]
-    if not costs or not sum(costs): return
-    trials = max(len(costs), round(self.plan.budget / (sum(costs) / len(costs))))
-    self.shape = replace(self.shape, trials=trials)
+    if not sum(costs): return
+    self.shape = replace(self.shape, trials=max(len(costs), round(self.plan.budget / np.mean(costs))))
 
 # %% ../nbs/54_study.ipynb #e3d69fd6
 @patch
 def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
     "The next trial, if one more is wanted"
     n = math.inf if self.plan.n_trials is None else self.plan.n_trials
-    with self.place.lock(), silent():
+    with self.location.lock(), silent():
         if requeue_interrupted(self.study, self.exclusive, self.trials()): self.trials()
         if _claimed(self.latest) >= n: return None
         trial = self._ask()
@@ -391,14 +381,13 @@ def _claimed(trials, before=math.inf): # number of the first trial that does not
 # %% ../nbs/54_study.ipynb #d11f6a12
 @patch
 def _ask(self: Search):
-    with read_once(self.study._storage, self.latest):
-        trial = self.study.ask()
-        self.claimed.add((self.study.study_name, trial.number))
-        HELD.add((self.study.study_name, trial.number))
-        with stored_at_once(trial, self.latest, worker=self.worker):
-            fixed = self.plan.space.fixed or {}
-            if not _outside(trial._fixed_params if fixed else {}, fixed): # else `draw_params` refuses it
-                for name, distribution in fixed.items(): trial._suggest(name, distribution) # as `study.ask` does
+    trial = self.study.ask()
+    self.claimed.add((self.study.study_name, trial.number))
+    HELD.add((self.study.study_name, trial.number))
+    trial.set_user_attr('worker', self.worker)
+    fixed = self.plan.space.fixed or {}
+    if not _outside(trial._fixed_params if fixed else {}, fixed): # else `draw_params` refuses it
+        for name, distribution in fixed.items(): trial._suggest(name, distribution) # as `study.ask` does
     return trial
 
 # %% ../nbs/54_study.ipynb #90c58f79
@@ -409,8 +398,7 @@ def draw_params(self: Search, trial: Trial) -> dict:
     "The parameters of a trial. Raises `TrialPruned` where the space refuses them or does not hold those of the queue."
     queued, space, error = trial._fixed_params, self.plan.space, None
     if space.fixed and (problem := _outside(queued, space.fixed)): raise Misfit(f'from the queue: {problem}')
-    try:
-        with stored_at_once(trial, self.latest): params = space.suggest(trial)
+    try: params = space.suggest(trial)
     except (ValueError, TypeError) as exc: error = exc
     distributions = {n: json_to_distribution(d) for n, d in space.known.items()} if error else {}
     distributions |= trial.distributions # ranges may depend on the trial
@@ -435,10 +423,7 @@ def next_trial(self: Search): # (trial, parameters), or None; (trial, `TrialPrun
     return trial, params
 
 # %% ../nbs/54_study.ipynb #e3d69fd7
-def next_with_key(
-    keys: Sequence, # of the trials at hand
-    current # of the engine
-) -> int: # which one to run
+def next_with_key(keys: Sequence, current) -> int: # which of the trials at hand to run
     "The first with the current key, else the first of the commonest key"
     keys = list(keys)
     return keys.index(current) if current in keys else keys.index(max(keys, key=keys.count))

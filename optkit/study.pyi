@@ -3,7 +3,7 @@
 from .base import InputError
 from .hpo import Running
 from .space import Space
-from .storage import Place
+from .storage import StudyLocation
 from .strategies import Course, History, Strategy, StudySize
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ def check_whole(name, value, low, optional=False):
     """Raise `InputError` for what is no whole number of at least `low`"""
 @dataclass
 class Plan:
-    """A search that can begin: every argument is checked"""
+    """A search whose arguments are checked"""
     runner: Callable
     space: Space
     shape: StudySize
@@ -46,10 +46,10 @@ def make_plan(runner_or_trainer, space, n_trials=None, budget=None, folds=5, epo
     """The `Plan` of these arguments of `tune`. Raises `InputError`."""
 class OtherStudy(InputError):
     """A study of this name that is not the one that is searched"""
-    said: str
+    difference: str
 
-    def __init__(self, message: str, remedy: str='use another name, or fresh=True to move it aside'): ...
-def open_or_make_study(plan: Plan, place: Place) -> optuna.Study:
+    def __init__(self, difference: str): ...
+def open_or_make_study(plan: Plan, location: StudyLocation) -> optuna.Study:
     """The study of this name, new or the same as before. Raises `InputError`."""
 HELD: Any
 def requeue_interrupted(study: optuna.Study, locked: bool=True, trials: Sequence | None=None) -> int:
@@ -57,26 +57,19 @@ def requeue_interrupted(study: optuna.Study, locked: bool=True, trials: Sequence
 def interrupt_trial(study, trial):
     """First queue again, then close: a kill between the two leaves one too many, which is swept, not one too few"""
 class Interrupts:
-    """Keeps a Ctrl-C that Python may lose
-
-Python prints a `KeyboardInterrupt` inside a finalizer, or inside a callback of the garbage collector (such as
-those of database connections), as ignored, and the program goes on. Works in the main thread, and where nobody
-else handles the signal."""
+    """Keeps a Ctrl-C that Python ignores inside a finalizer or a callback of the garbage collector; main thread only"""
     received: bool
     before: Any
 
-    def __init__(self): ...
-
     def __enter__(self): ...
 
-    def check(self):
-        """Raise `KeyboardInterrupt` where a Ctrl-C was lost"""
+    def check(self): ...
 
     def __exit__(self, kind, *_): ...
 class Search:
     """The part of one process in a study"""
     plan: Plan
-    place: Place
+    location: StudyLocation
     study: optuna.Study
     on_epoch: Callable | None
     on_trial: Callable | None
@@ -99,7 +92,7 @@ class Search:
     bar: Any
     latest: Any
 
-    def __init__(self, plan: Plan, place: Place, study: optuna.Study, on_epoch: Callable | None=None, on_trial: Callable | None=None, say: Callable[[str], None]=..., progress: bool=False): ...
+    def __init__(self, plan: Plan, location: StudyLocation, study: optuna.Study, on_epoch: Callable | None=None, on_trial: Callable | None=None, say: Callable[[str], None]=..., progress: bool=False): ...
 
     def requested(self, what: str) -> bool:
         """Whether `study.db.stop` was put beside the study's file since this process began, or `study.db.pause` at any time"""
@@ -117,13 +110,13 @@ class Search:
         """Store a value now where a strategy reads it, else within a second"""
 
     def store(self, run: Running, **attrs):
-        """Store the values that wait, and attributes: one transaction costs little more than one value"""
+        """Store the values that wait, together, and attributes"""
 
     def fold_done(self, run: Running, course: Course):
         """Store what a finished fold gave"""
 
     def fit_batch(self, run: Running, params: dict) -> dict | None:
-        """The parameters with a physical batch that fits this card, by earlier trials and by the forecast"""
+        """The parameters with a physical batch that fits, by earlier trials and by the forecast"""
 
     def halve_batch(self, run: Running, params: dict) -> dict | None:
         """The same trial with half the physical batch; its unfinished fold begins again"""
@@ -144,7 +137,7 @@ class Search:
         """Run one trial to completion and report its result. Errors not caused by the trial itself propagate."""
 
     def run(self, wait: float=0.5):
-        """Run trials until enough have ended or the time is spent; unfinished ones go back to the queue"""
+        """Run trials until enough have ended or the time is spent"""
 
     def close(self):
         """Give back what was claimed, and queue lost trials again"""

@@ -269,6 +269,7 @@ def judge(self: Watch, force: bool = False) -> str | None:
     self.readings.append(self.read())
     return disturbance(*self.readings[-2:], self.cores)
 
+# %% ../nbs/13_timing.ipynb #a4be3ec1
 @patch
 def summary(self: Watch) -> dict:
     "Lowest and highest clock, temperature, and number of other processes on the GPU if there were any"

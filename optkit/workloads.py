@@ -21,20 +21,21 @@ from fastcore.basics import patch
 
 from .base import Choice, InputError
 from .cards import Hardware
-from .timing import compare, Comparison, Variant
-from .records import mfu, quantiles
-from .precision import choose_attention, choose_format, choose_precision, choose_tf32, held_format, text_config
+from .timing import compare, Variant
+from .records import quantiles
+from .precision import choose_attention, choose_format, choose_precision, choose_tf32, held_format
 from .table import read_table
 from .store import tokenise, TokenStore
-from .steps import MicroBatch, padded_tokens, real_tokens
+from .steps import MicroBatch
 from .models import check_tokens, load_model, load_tokenizer, model_length, settle_config
 from .engine import set_checkpointing
+from .sizes import training_flops
 from .fast import FastEngine
 from .config import TrainConfig
 from .build import make_engine, with_adapter
 from .claims import loss_verdict
 from .page import ENOUGH
-from .ladder import BASELINE, loss_of, plain_step, planned_steps, without_dropout
+from .ladder import BASELINE, loss_of, plain_step, planned_steps, step_rates, without_dropout
 
 # %% ../nbs/71_workloads.ipynb #4220ff22
 CYCLE = 4 # steps of a round on a GPU: their rows differ in length, so a factor of single steps scatters with them
@@ -75,10 +76,11 @@ def bench_of(
     store: TokenStore, # tokenised rows
     hw: Hardware,
     effective: int = 16, # rows of an optimizer step
+    source: str = '', # what model and rows are, in words
     **changes # of the fields of `Bench`
 ) -> Bench:
     "The bench of a model and a store that are in memory"
-    words = f'{type(model).__name__}, rows of at most {store.max_length} tokens, {effective} a step'
+    words = f'{source or type(model).__name__}, rows of at most {store.max_length} tokens, {effective} a step'
     base = TrainConfig(lr=1e-4, effective_batch=effective, eval_batch=max(8, effective))
     model, store = model.to(hw.device), store.to(hw.device)
     return Bench('mine', words, model, store, np.arange(len(store)), base, hw, **changes)
@@ -97,8 +99,7 @@ def all_on(
 # %% ../nbs/71_workloads.ipynb #b9341001
 def _two_kinds(rng, labels, lengths, vocabulary):
     "Tokens of all rows; seven of ten and half of the others come from the half of the vocabulary that the label names"
-    half = min(vocabulary, 4000) // 2
-    kind = np.repeat(labels, lengths)
+    half, kind = min(vocabulary, 4000) // 2, np.repeat(labels, lengths)
     tokens = rng.integers(4, half, lengths.sum())
     return tokens + np.where(rng.random(len(tokens)) < .7, kind, 1 - kind) * (half - 4)
 
@@ -131,30 +132,25 @@ def made_up_store(
                       classes=('0', '1'), max_length=longest, pad_id=0, full_lengths=lengths, **targets)
 
 # %% ../nbs/71_workloads.ipynb #855d698c
-def _deberta():
-    from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
-    config = DebertaV2Config(
-        vocab_size=128100, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
-        type_vocab_size=0, relative_attention=True, position_buckets=256, norm_rel_ebd='layer_norm',
-        share_att_key=True, pos_att_type=['p2c', 'c2p'], position_biased_input=False, max_relative_positions=-1,
-        problem_type='single_label_classification')
-    return DebertaV2ForSequenceClassification(config)
+def _shape(config, model, **sizes):
+    "A function that makes a model of transformers from the names of its two classes and its sizes"
+    def make():
+        import transformers
+        return getattr(transformers, model)(getattr(transformers, config)(**sizes))
+    return make
 
-# %% ../nbs/71_workloads.ipynb #10f91b40
-def _gemma():
-    from transformers import Gemma3TextConfig, Gemma3TextForSequenceClassification
-    config = Gemma3TextConfig(
-        vocab_size=262144, hidden_size=1152, intermediate_size=6912, num_hidden_layers=26, num_attention_heads=4,
-        num_key_value_heads=1, head_dim=256, num_labels=2, pad_token_id=0)
-    return Gemma3TextForSequenceClassification(config)
-
-# %% ../nbs/71_workloads.ipynb #2d694a0c
-def _llama():
-    from transformers import LlamaConfig, LlamaForCausalLM
-    config = LlamaConfig(
-        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-        num_key_value_heads=8, pad_token_id=0, use_cache=False)
-    return LlamaForCausalLM(config)
+_deberta = _shape(
+    'DebertaV2Config', 'DebertaV2ForSequenceClassification', vocab_size=128100, hidden_size=768, num_hidden_layers=12,
+    num_attention_heads=12, intermediate_size=3072, type_vocab_size=0, relative_attention=True,
+    position_buckets=256, norm_rel_ebd='layer_norm', share_att_key=True, pos_att_type=['p2c', 'c2p'],
+    position_biased_input=False, problem_type='single_label_classification')
+_gemma = _shape(
+    'Gemma3TextConfig', 'Gemma3TextForSequenceClassification', vocab_size=262144, hidden_size=1152,
+    intermediate_size=6912, num_hidden_layers=26, num_attention_heads=4, num_key_value_heads=1, num_labels=2,
+    head_dim=256, pad_token_id=0)
+_llama = _shape(
+    'LlamaConfig', 'LlamaForCausalLM', vocab_size=128256, hidden_size=4096, intermediate_size=14336,
+    num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, pad_token_id=0, use_cache=False)
 
 # %% ../nbs/71_workloads.ipynb #4ab49610
 class Workload(NamedTuple):
@@ -167,7 +163,6 @@ class Workload(NamedTuple):
     causal: bool # trained on the next token, under LoRA
     least_bytes: float # memory that it takes at least
 
-# %% ../nbs/71_workloads.ipynb #624b22f4
 WORKLOADS = dict(
     w1=Workload('the shape of DeBERTa-v3-base, lognormal lengths up to 512', _deberta, 32, 512, False, False, 8e9),
     w2=Workload('the shape of Gemma-3-1B with two labels, lognormal lengths up to 512',
@@ -182,13 +177,12 @@ def workload_problem(
     "Why a workload cannot run on this machine"
     if name == 'mine': return ''
     if name not in WORKLOADS: return f"workload is {name!r}, expected one of {', '.join(WORKLOADS)}, mine"
-    needs, words = WORKLOADS[name].least_bytes, WORKLOADS[name].words
+    w = WORKLOADS[name]
     if hw.device != 'cuda':
-        return f'workload {name} is {words}: it needs a GPU, the device here is {hw.device}; take --workload mine'
-    if hw.gpu.total_bytes and hw.gpu.total_bytes < needs:
-        has = f'{hw.gpu.name} has {hw.gpu.total_bytes / 1e9:.0f}'
-        return f'workload {name} needs about {needs / 1e9:.0f} GB, {has}; take a smaller one, or mine'
-    return ''
+        return f'workload {name} is {w.words}: it needs a GPU, the device here is {hw.device}; take --workload mine'
+    if not hw.gpu.total_bytes or hw.gpu.total_bytes >= w.least_bytes: return ''
+    return (f'workload {name} needs about {w.least_bytes / 1e9:.0f} GB, {hw.gpu.name} has '
+            f'{hw.gpu.total_bytes / 1e9:.0f}; take a smaller one, or mine')
 
 # %% ../nbs/71_workloads.ipynb #f0753d9e
 @contextmanager
@@ -200,16 +194,12 @@ def _default_dtype(dtype):
         yield
     finally: torch.set_default_dtype(before)
 
-# %% ../nbs/71_workloads.ipynb #d50a49e3
-def shaped_bench(
-    name: str, # a key of `WORKLOADS`
-    hw: Hardware,
-    seed: int = 0 # of the weights
-) -> Bench:
+# %% ../nbs/71_workloads.ipynb #af4402fb
+def shaped_bench(name, hw):
     "The bench of w1, w2 or w3"
     w = WORKLOADS[name]
     with _default_dtype(torch.bfloat16 if w.half else torch.get_default_dtype()):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         with torch.device(hw.device): model = w.make()
     base = TrainConfig(lr=1e-4, effective_batch=w.effective, eval_batch=w.effective)
     if w.causal: model = with_adapter(model, replace(base, adapter='lora'))
@@ -218,45 +208,39 @@ def shaped_bench(
     return Bench(name, w.words, model, store.to(hw.device), np.arange(len(store)), base, hw)
 
 # %% ../nbs/71_workloads.ipynb #bb66e396
-def size_step(
-    fixed_s: float, # seconds that every training step costs
-    token_s: float, # seconds that a token adds, padding included
-    budget_s: float, # seconds
-    longest: int, # tokens of the longest row
-    most: int = 32 # rows of a step
-) -> Choice: # (rows of a step, tokens of a row)
-    "Rows and tokens of a step that let a budget reach every row: a step may take about 1/400 of it"
+def size_step(fixed_s, token_s, budget_s, longest, most=32):
+    """Rows and tokens of a step that let a budget reach every row, and why: a step may take about 1/400 of it.
+
+    `fixed_s`: seconds of every step; `token_s`: that a token adds, padding included; `longest`: tokens; `most`: rows
+    """
     room = (budget_s / 400 - fixed_s) / token_s # tokens
     if room >= most * longest:
         return Choice((most, longest), f'a step of {most} rows of {longest} tokens takes less than 1/400 of the budget')
     rows = 16 if room >= 16 * 96 else 8
     tokens = int(np.clip(room / rows // 16 * 16, min(32, longest), longest))
-    costs = f'a step takes {fixed_s:.2g} s and {token_s * 1e3:.2g} ms a token'
-    seconds = f'{fixed_s + rows * tokens * token_s:.2g} s of a budget of {budget_s:.0f} s'
-    return Choice((rows, tokens), f'{costs}: {rows} rows of {tokens} tokens take about {seconds}')
+    seconds = fixed_s + rows * tokens * token_s
+    return Choice((rows, tokens), f'a step takes {fixed_s:.2g} s and {token_s * 1e3:.2g} ms a token: {rows} rows of '
+                  f'{tokens} tokens take about {seconds:.2g} s of a budget of {budget_s:.0f} s')
 
 # %% ../nbs/71_workloads.ipynb #b96b8e4c
-def _seconds_of_steps(engine, store, micro, cuda, count):
-    "Seconds of each of so many steps of one micro-batch"
-    wait = torch.cuda.synchronize if cuda else lambda: None
-    times = []
-    for _ in range(count):
+def _seconds_of_step(engine, store, micro, cuda):
+    "Seconds of a step of one micro-batch: the least of three after one that warms up"
+    wait, times = torch.cuda.synchronize if cuda else lambda: None, []
+    for _ in range(4):
         wait()
         start = time.perf_counter()
         engine.step(store, [micro])
         wait()
         times.append(time.perf_counter() - start)
-    return times
+    return min(times[1:])
 
-# %% ../nbs/71_workloads.ipynb #af267dc7
+# %% ../nbs/71_workloads.ipynb #6340807a
 def _step_costs(model, store, hw, rows=4):
     "Seconds that every plain training step takes, and seconds that a token adds"
     engine = make_engine(model, TrainConfig(effective_batch=rows, **BASELINE), hw)
-    longest = np.argsort(-store.lengths)[:rows]
-    lengths = 16, max(32, min(128, store.max_length))
+    longest, lengths = np.argsort(-store.lengths)[:rows], (16, max(32, min(128, store.max_length)))
     try:
-        short, long = (min(_seconds_of_steps(engine, store, MicroBatch(longest, n), hw.device == 'cuda', 4)[1:])
-                       for n in lengths)
+        short, long = (_seconds_of_step(engine, store, MicroBatch(longest, n), hw.device == 'cuda') for n in lengths)
     finally: engine.reset()
     slope = max((long - short) / (rows * (lengths[1] - lengths[0])), 1e-9)
     return max(0., short - slope * rows * lengths[0]), slope
@@ -267,41 +251,28 @@ def _table_rows(table, rows):
     def pick(column):
         if column is None: return None
         return [column[r] for r in rows] if isinstance(column, list) else column[rows]
-    return replace(table, texts=pick(table.texts), pairs=pick(table.pairs), labels=pick(table.labels),
-                   groups=pick(table.groups), numbers=pick(table.numbers))
+    names = 'texts', 'pairs', 'labels', 'groups', 'numbers'
+    return replace(table, **{name: pick(getattr(table, name)) for name in names})
 
 # %% ../nbs/71_workloads.ipynb #a8659a95
-def user_bench(
-    model: str, # folder or name of a model
-    data: tuple, # file, text, label, pair: arguments of `read_table`
-    hw: Hardware,
-    budget_s: float, # seconds
-    rows: int, # at most
-    max_length: int | None, # tokens; None: what the budget allows
-    effective: int | None # rows of a step; None: what the budget allows
-) -> Bench:
-    "The bench of one's own model and data"
+def user_bench(model, data, hw, budget_s, rows, max_length, effective):
+    """The bench of one's own model and data.
+
+    `data`: file, text, label, pair; `rows`: at most; `max_length` and `effective`: None for what the budget allows
+    """
     tokenizer, table = load_tokenizer(model), read_table(*data)
     network = load_model(model, table.classes, tokenizer).to(hw.device)
     limit = min(max_length or 512, model_length(network, tokenizer))
     take = np.random.default_rng(0).permutation(len(table))[:rows]
-    probe = tokenise(_table_rows(table, take[:64]), tokenizer, limit, progress=False).to(hw.device)
-    choice = size_step(*_step_costs(network, probe, hw), budget_s, limit)
+    store_of = lambda count, length: tokenise(_table_rows(table, take[:count]), tokenizer, length, progress=False)
+    choice = size_step(*_step_costs(network, store_of(64, limit).to(hw.device), hw), budget_s, limit)
     effective, length = effective or choice.value[0], max_length or choice.value[1]
     if len(take) < effective:
         raise InputError(f'{len(take)} rows are fewer than the {effective} of one step; '
                          'give more rows, or a smaller --effective-batch')
-    store = tokenise(_table_rows(table, take[:64 * effective]), tokenizer, min(length, limit), progress=False)
-    bench = bench_of(network, store, hw, effective, sized=choice.reason)
-    source = f'{Path(str(model)).name} on {Path(str(data[0])).name}'
-    bench.words = f'{source}, rows of at most {store.max_length} tokens, {effective} a step'
-    return bench
-
-# %% ../nbs/71_workloads.ipynb #7b3d90c4
-def _micro_batch_shapes(bench, config):
-    "Micro-batches of the first steps: rows, tokens of each or of all, whether end to end"
-    shape = lambda m: (len(m.rows), m.pad_to, m.offsets is not None)
-    return [[shape(m) for m in step] for step in planned_steps(bench.store, bench.rows, config, 8)]
+    store = store_of(64 * effective, min(length, limit))
+    words = f'{Path(str(model)).name} on {Path(str(data[0])).name}'
+    return bench_of(network, store, hw, effective, sized=choice.reason, source=words)
 
 # %% ../nbs/71_workloads.ipynb #a4ed3582
 def _effects(bench):
@@ -309,14 +280,16 @@ def _effects(bench):
     model, hw = bench.model, bench.hardware
     attention, held = model.config._attn_implementation, held_format(model)
     format_of = lambda c: choose_format(hw, c.precision).value
+    shape = lambda m: (len(m.rows), m.pad_to, m.offsets is not None) # rows, tokens of each or of all, end to end
+    cuts = lambda c: [[*map(shape, step)] for step in planned_steps(bench.store, bench.rows, c, 8)]
     return dict(
         attention=(lambda c: choose_attention(c.attention).value if c.attention else attention,
                    f"the model has {'SDPA' if attention == 'sdpa' else attention} already"),
         weights=(lambda c: c.weights or held, f'the weights are in {held} already'),
         precision=(format_of, 'the machine takes that format by itself'),
         tf32=(lambda c: choose_tf32(hw, format_of(c), c.tf32).value, 'the machine takes that by itself'),
-        **dict.fromkeys(('layout', 'physical_batch', 'max_tokens'), (
-            partial(_micro_batch_shapes, bench), 'the rows are cut into the same micro-batches either way')))
+        **dict.fromkeys(('layout', 'physical_batch', 'max_tokens'),
+                        (cuts, 'the rows are cut into the same micro-batches either way')))
 
 # %% ../nbs/71_workloads.ipynb #2baea954
 def same_sides(
@@ -325,17 +298,14 @@ def same_sides(
     b: TrainConfig
 ) -> str: # '': they differ
     "Why two configurations are one and the same on this workload"
-    differ = {f for f, v in vars(a).items() if vars(b)[f] != v}
+    differ, effects = sorted(f for f, v in vars(a).items() if vars(b)[f] != v), _effects(bench)
     if not differ: return 'both sides have the same settings'
-    effects = _effects(bench)
-    if differ - effects.keys(): return ''
-    for effect, _ in (effects[f] for f in differ):
-        if effect(a) != effect(b): return ''
-    return '; '.join(dict.fromkeys(effects[f][1] for f in sorted(differ)))
+    if not effects.keys() >= {*differ} or any(effects[f][0](a) != effects[f][0](b) for f in differ): return ''
+    return '; '.join(dict.fromkeys(effects[f][1] for f in differ))
 
 # %% ../nbs/71_workloads.ipynb #1f2f83b9
 class Side:
-    "One configuration: its engine, and how it makes a step"
+    "One configuration: its engine, and how it makes a step; a context that puts the model back"
     def __init__(
         self,
         bench: Bench,
@@ -350,13 +320,17 @@ class Side:
         self.engine = self._fast_engine(model, built) if built else make_engine(model, config, bench.hardware)
         self.attention = model.config._attn_implementation if config.attention else None
         if config.attention and not self.copied: model.set_attn_implementation(before)
-        self.plan = planned_steps(bench.store, bench.rows, config, bench.cycle if bench.cycle > 1 else 8) # optimizer steps
+        count = bench.cycle if bench.cycle > 1 else 8
+        self.plan = planned_steps(bench.store, bench.rows, config, count) # optimizer steps
+
+    def __enter__(self): return self
+    def __exit__(self, *_): self.engine.reset()
 
     def _fast_engine(self, model, built):
         "A fast engine with arguments of its own"
         config, hw = self.config, self.bench.hardware
         precision = choose_precision(hw, prefer=config.precision, tf32=config.tf32, held=held_format(model))
-        engine = FastEngine(model, precision, at_once=config.physical_batch or 64, **built)
+        engine = FastEngine(model, precision, at_once=config.physical_batch, **built)
         if self.bench.cuda: engine.peak = (hw.gpu.peak or {}).get(engine.precision.seen)
         return engine
 
@@ -387,26 +361,17 @@ def of_round(
     return self.plan if self.bench.cycle > 1 else [self.plan[number % len(self.plan)]]
 
 # %% ../nbs/71_workloads.ipynb #8445b039
-def least_seconds(
-    step_s: float, # seconds of a step of each side
-    sides: int
-) -> float: # of rounds
-    "What the rounds that an interval needs at least take"
+def least_seconds(step_s, sides):
+    "Seconds of the rounds that an interval needs at least; `step_s`: of a step of each side"
     return 1.4 * ENOUGH * sides * step_s
 
-# %% ../nbs/71_workloads.ipynb #413ab1cc
-def timed(
-    bench: Bench,
-    steps: dict, # name: function of the round's number
-    share_s: float, # seconds of rounds
-    **kwargs # of `compare`
-) -> Comparison:
-    "`compare` of functions with the settings of a pass"
+def timed(bench, steps, share_s, **options):
+    "`compare` with the settings of a pass; `steps`: functions of the round's number by name; `share_s`: of rounds"
     # a pass on a busy CPU has no rounds to drop: its interval is wide
     burn_in = dict(burn_in=3, max_burn_in=8) if bench.cuda else dict(burn_in=1, max_burn_in=2, watch=None)
-    options = dict(min_rounds=60, max_rounds=60, width=.002, progress=False) | burn_in | kwargs
-    variants = (Variant(name, f) for name, f in steps.items())
-    return compare(*variants, device=bench.hardware.device, budget_s=share_s, **options)
+    options = dict(min_rounds=60, max_rounds=60, width=.002, progress=False) | burn_in | options
+    return compare(*(Variant(name, f) for name, f in steps.items()), device=bench.hardware.device, budget_s=share_s,
+                   **options)
 
 # %% ../nbs/71_workloads.ipynb #ca258b8c
 def _round(step, count):
@@ -428,16 +393,16 @@ def _loss_of_side(bench, side):
         losses[side.config] = loss_of(side.engine, bench.store, bench.rows, side.config, bench.loss_steps)
     return losses[side.config]
 
-# %% ../nbs/71_workloads.ipynb #496d7055
-def _time_in_turns(bench, sides, steps, share_s, frozen_dropout, **kwargs):
+# %% ../nbs/71_workloads.ipynb #4dbbccfb
+def _time_in_turns(bench, sides, steps, share_s, frozen_dropout, **options):
     "Rounds of all sides; seconds are of a step"
-    configs = {name: side.config for name, side in sides.items()}
     make = lambda name: partial(steps[name], sides[name]) if name in steps else sides[name].step
-    seconds = max(share_s, least_seconds(bench.cycle * _slowest_step(bench, configs), len(configs)))
+    step_s = _slowest_step(bench, {name: side.config for name, side in sides.items()})
+    seconds = max(share_s, least_seconds(bench.cycle * step_s, len(sides)))
     models = {id(s.engine.model): s.engine.model for s in sides.values()} if frozen_dropout else {}
     with ExitStack() as stack:
         for model in models.values(): stack.enter_context(without_dropout(model))
-        comparison = timed(bench, {name: _round(make(name), bench.cycle) for name in configs}, seconds, **kwargs)
+        comparison = timed(bench, {name: _round(make(name), bench.cycle) for name in sides}, seconds, **options)
     comparison.seconds.update({name: np.asarray(s) / bench.cycle for name, s in comparison.seconds.items()})
     return comparison
 
@@ -453,15 +418,14 @@ def timed_sides(
 ) -> tuple: # comparison, sides by name, losses by name
     "Time configurations in turns, then compare their losses. Raises `InputError` where there is nothing to compare."
     steps, built = steps or {}, built or {}
-    plain = [c for name, c in configs.items() if name not in steps and name not in built]
-    for config in plain[1:]:
-        if why := same_sides(bench, plain[0], config): raise InputError(f'not applicable: {why}')
+    first, *others = [c for name, c in configs.items() if name not in steps and name not in built] or [None]
+    for config in others:
+        if why := same_sides(bench, first, config): raise InputError(f'not applicable: {why}')
     attention = bench.model.config._attn_implementation
     sides = {name: Side(bench, c, **built.get(name, {})) for name, c in configs.items()}
-    shaped = bench.cuda and any(c.compile or c.fast for c in configs.values())
+    shaped = bench.cuda and any(c.compile or c.fast for c in configs.values()) # each shape before it counts
     try:
-        comparison = _time_in_turns(bench, sides, steps, share_s, frozen_dropout,
-                                    **(dict(burn_in=3) if shaped else {})) # each shape before it counts
+        comparison = _time_in_turns(bench, sides, steps, share_s, frozen_dropout, **dict(burn_in=3) if shaped else {})
         losses = {name: _loss_of_side(bench, side) for name, side in sides.items()} if check_loss else {}
     finally:
         for side in sides.values(): side.engine.reset()
@@ -476,72 +440,39 @@ def step_flops(
     lengths: np.ndarray # (rows,), real tokens of each row
 ) -> float: # of forward and backward, without recomputation
     "Model FLOPs of real tokens; weights that do not train have no product for their own gradient"
-    config, lengths = text_config(model), np.asarray(lengths, dtype=np.float64)
     lookups = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    weights = [p for p in model.parameters() if id(p) not in lookups]
-    per_token = sum((6 if p.requires_grad else 4) * p.numel() for p in weights)
-    attention = 12 * config.num_hidden_layers * config.hidden_size * (lengths ** 2).sum()
-    return float(per_token * lengths.sum() + attention)
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad and id(p) not in lookups)
+    return training_flops(model, lengths) - 2. * frozen * float(np.sum(lengths))
 
 # %% ../nbs/71_workloads.ipynb #f1138278
-def rates(
-    bench: Bench,
-    comparison: Comparison, # of `timed_sides`
-    side: Side,
-    name: str # of the side
-) -> dict: # seconds, samples_per_s, tokens_per_s, padded_tokens_per_s, mfu
-    "Samples, real and padded tokens a second, and MFU of one side"
+def rates(bench, comparison, side, name):
+    "Seconds, samples, real and padded tokens a second, and MFU of one side of a comparison"
     rounds = [side.of_round(n) for n in comparison.numbers]
-    seconds = np.asarray(comparison.seconds[name])
-    mean_of = lambda f: np.array([np.mean([f(s) for s in steps]) for steps in rounds], dtype=float) # of a step
-    lengths = lambda s: np.concatenate([bench.store.lengths[m.rows] for m in s])
-    try: flops = mean_of(lambda s: step_flops(side.engine.model, lengths(s)))
-    except AttributeError: flops = None
-    peak = getattr(side.engine, 'peak', None)
-    return dict(
-        seconds=quantiles(seconds),
-        samples_per_s=quantiles(mean_of(lambda s: sum(len(m.rows) for m in s)) / seconds),
-        tokens_per_s=quantiles(mean_of(lambda s: real_tokens(bench.store, s)) / seconds),
-        padded_tokens_per_s=quantiles(mean_of(padded_tokens) / seconds),
-        mfu=None if flops is None else mfu(flops.sum(), seconds.sum(), peak))
+    return step_rates(comparison.seconds[name], rounds, bench.store, partial(step_flops, side.engine.model),
+                      getattr(side.engine, 'peak', None))
 
-# %% ../nbs/71_workloads.ipynb #c84754dd
-def outcome(
-    comparison: Comparison,
-    name: str, # of the variant
-    base: str, # of its baseline
-    **more # entries of the result
-) -> dict: # what an experiment returns
-    "Ratios round by round, and what belongs to them"
+# %% ../nbs/71_workloads.ipynb #28d69cf3
+def outcome(comparison, name, base, **more):
+    "What an experiment returns: ratios of a variant to its baseline round by round, and what belongs to them"
     ratios = np.divide(comparison.seconds[base], comparison.seconds[name]).tolist()
     return dict(ratios=ratios, variant=name, baseline=base, warm_up=comparison.warm_up,
                 disturbed=sum(c for *_, c in comparison.disturbed), seconds=quantiles(comparison.seconds[name]),
                 peak_bytes=comparison.peak_bytes.get(name), base_peak_bytes=comparison.peak_bytes.get(base)) | more
 
 # %% ../nbs/71_workloads.ipynb #ad6945b1
-def spread_between_seeds(
-    bench: Bench,
-    seeds: int = 3
-) -> float: # standard deviation of the loss
-    "How far the plain baseline's loss moves with the seed of the sample order"
+def spread_between_seeds(bench, seeds=3):
+    "How far the plain baseline's loss moves with the seed of the sample order: standard deviation"
     if 'spread' not in bench.cache:
         config = replace(bench.all_on(), precision=None)
-        side = Side(bench, config)
-        loss = lambda seed: loss_of(side.engine, bench.store, bench.rows, replace(config, seed=seed), bench.loss_steps)
-        try: values = [loss(seed)[0] for seed in range(seeds)]
-        finally: side.engine.reset()
+        with Side(bench, config) as side:
+            values = [loss_of(side.engine, bench.store, bench.rows, replace(config, seed=seed), bench.loss_steps)[0]
+                      for seed in range(seeds)]
         bench.cache['spread'] = float(np.std(values, ddof=1))
     return bench.cache['spread']
 
-# %% ../nbs/71_workloads.ipynb #cd7d26d4
-def loss_check(
-    bench: Bench,
-    losses: dict, # of `timed_sides`
-    name: str, # of the variant
-    base: str, # of its baseline
-    label: str # of the claim
-) -> dict | None: # None: no loss was compared
-    "The loss of one side beside that of the other"
+# %% ../nbs/71_workloads.ipynb #20d63766
+def loss_check(bench, losses, name, base, label):
+    "The loss of one side beside that of the other; None where no loss was compared. `losses`: of `timed_sides`"
     if name not in losses: return None
     value, baseline = losses[name][0], losses[base][0]
     spread = spread_between_seeds(bench)

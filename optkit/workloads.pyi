@@ -1,10 +1,8 @@
 # Made by tools/stubs.py from the modules: run that.
 
-from .base import Choice
 from .cards import Hardware
 from .config import TrainConfig
 from .store import TokenStore
-from .timing import Comparison
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -42,7 +40,7 @@ class Bench:
 
     def all_on(self, **changes) -> TrainConfig:
         """Everything that keeps training the same, without torch.compile"""
-def bench_of(model: torch.nn.Module, store: TokenStore, hw: Hardware, effective: int=16, **changes) -> Bench:
+def bench_of(model: torch.nn.Module, store: TokenStore, hw: Hardware, effective: int=16, source: str='', **changes) -> Bench:
     """The bench of a model and a store that are in memory"""
 def made_up_store(rows: int, vocabulary: int, median: int=110, sigma: float=0.7, shortest: int=16, longest: int=512, causal: bool=False, seed: int=0) -> TokenStore:
     """Rows of random tokens of two kinds: the label says which half of the vocabulary most of them come from"""
@@ -58,16 +56,20 @@ class Workload(NamedTuple):
 WORKLOADS: Any
 def workload_problem(name: str, hw: Hardware) -> str:
     """Why a workload cannot run on this machine"""
-def shaped_bench(name: str, hw: Hardware, seed: int=0) -> Bench:
+def shaped_bench(name, hw):
     """The bench of w1, w2 or w3"""
-def size_step(fixed_s: float, token_s: float, budget_s: float, longest: int, most: int=32) -> Choice:
-    """Rows and tokens of a step that let a budget reach every row: a step may take about 1/400 of it"""
-def user_bench(model: str, data: tuple, hw: Hardware, budget_s: float, rows: int, max_length: int | None, effective: int | None) -> Bench:
-    """The bench of one's own model and data"""
+def size_step(fixed_s, token_s, budget_s, longest, most=32):
+    """Rows and tokens of a step that let a budget reach every row, and why: a step may take about 1/400 of it.
+
+`fixed_s`: seconds of every step; `token_s`: that a token adds, padding included; `longest`: tokens; `most`: rows"""
+def user_bench(model, data, hw, budget_s, rows, max_length, effective):
+    """The bench of one's own model and data.
+
+`data`: file, text, label, pair; `rows`: at most; `max_length` and `effective`: None for what the budget allows"""
 def same_sides(bench: Bench, a: TrainConfig, b: TrainConfig) -> str:
     """Why two configurations are one and the same on this workload"""
 class Side:
-    """One configuration: its engine, and how it makes a step"""
+    """One configuration: its engine, and how it makes a step; a context that puts the model back"""
     bench: Bench
     config: TrainConfig
     copied: Any
@@ -77,6 +79,10 @@ class Side:
 
     def __init__(self, bench: Bench, config: TrainConfig, apart: bool=False, **built): ...
 
+    def __enter__(self): ...
+
+    def __exit__(self, *_): ...
+
     def ready(self):
         """Attention and checkpointing as this side has them"""
 
@@ -85,19 +91,19 @@ class Side:
 
     def of_round(self, number: int) -> list:
         """The optimizer steps of a round"""
-def least_seconds(step_s: float, sides: int) -> float:
-    """What the rounds that an interval needs at least take"""
-def timed(bench: Bench, steps: dict, share_s: float, **kwargs) -> Comparison:
-    """`compare` of functions with the settings of a pass"""
+def least_seconds(step_s, sides):
+    """Seconds of the rounds that an interval needs at least; `step_s`: of a step of each side"""
+def timed(bench, steps, share_s, **options):
+    """`compare` with the settings of a pass; `steps`: functions of the round's number by name; `share_s`: of rounds"""
 def timed_sides(bench: Bench, configs: dict, share_s: float, check_loss: bool=True, frozen_dropout: bool=False, steps: dict | None=None, built: dict | None=None) -> tuple:
     """Time configurations in turns, then compare their losses. Raises `InputError` where there is nothing to compare."""
 def step_flops(model: torch.nn.Module, lengths: np.ndarray) -> float:
     """Model FLOPs of real tokens; weights that do not train have no product for their own gradient"""
-def rates(bench: Bench, comparison: Comparison, side: Side, name: str) -> dict:
-    """Samples, real and padded tokens a second, and MFU of one side"""
-def outcome(comparison: Comparison, name: str, base: str, **more) -> dict:
-    """Ratios round by round, and what belongs to them"""
-def spread_between_seeds(bench: Bench, seeds: int=3) -> float:
-    """How far the plain baseline's loss moves with the seed of the sample order"""
-def loss_check(bench: Bench, losses: dict, name: str, base: str, label: str) -> dict | None:
-    """The loss of one side beside that of the other"""
+def rates(bench, comparison, side, name):
+    """Seconds, samples, real and padded tokens a second, and MFU of one side of a comparison"""
+def outcome(comparison, name, base, **more):
+    """What an experiment returns: ratios of a variant to its baseline round by round, and what belongs to them"""
+def spread_between_seeds(bench, seeds=3):
+    """How far the plain baseline's loss moves with the seed of the sample order: standard deviation"""
+def loss_check(bench, losses, name, base, label):
+    """The loss of one side beside that of the other; None where no loss was compared. `losses`: of `timed_sides`"""

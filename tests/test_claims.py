@@ -18,8 +18,8 @@ from optkit import workloads as workloads_module
 from optkit import claims as module
 from optkit.claims import all_claims, claim_verdict, judge, loss_verdict, one_verdict, VERDICTS
 from optkit.workloads import bench_of, made_up_store, same_sides, size_step, step_flops, timed_sides, workload_problem
-from optkit.experiments import (
-    break_even, epochs_to_reach, EXPERIMENTS, hours_with_compile, judged_count, switch_sides, TOP, training_bytes)
+from optkit.counted import epochs_to_reach, hours_with_compile, training_bytes
+from optkit.experiments import break_even, EXPERIMENTS, judged_count, switch_sides, TOP
 from optkit.ledger import (
     add_pass, best_order, check_same_run, expected_cost, ledger_path, new_row, next_work, problem, read_ledger,
     recorded, reserve_of, share_of, with_record, withdraw, Work)

@@ -43,6 +43,11 @@ def test_the_types_of_results_are_inferred(code, kind):
     assert [d.name for d in editor.infer(line, 0)] == [kind]
 
 
+def test_a_name_that_a_module_lists_for_another_is_inferred():
+    editor, line = script('x = watch()', 'from optkit.views import watch\n')
+    assert [d.full_name for d in editor.infer(line, 0)] == ['optkit.training_views.MachineView']
+
+
 def test_help_of_a_patched_method_has_its_parameters_and_docstring():
     editor, line = script('Engine.step')
     text = editor.help(line, len('Engine.st'))[0].docstring()

@@ -19,6 +19,7 @@ from optkit.store import with_labels
 from optkit.models import example_model
 from optkit.engine import Engine
 from optkit.slots import choose_shapes, Costs, cut, fill, length_ladder, PaddedCall, PlacedPacking, Shape, StaticBatch
+from optkit.disentangled import triton
 from optkit.fast import end_to_end_problem, fast_problem, FastEngine, padded_shapes, places_problem
 from optkit.hardware import detect, hardware_with
 from optkit.precision import choose_precision
@@ -458,7 +459,7 @@ def test_how_often_attention_of_transformers_is_compiled(name, monkeypatch):
 def test_why_rows_need_places():
     good = dict(kinds={'bert'}, device='cuda', capability=(8, 6), compute='bf16', depth=64)
     assert end_to_end_problem(**good) == ''
-    for change, said in ((dict(kinds={'deberta'}), 'positions'), (dict(device='cpu', capability=None), 'the device is cpu'), (dict(compute='fp32'), 'not in fp32'), (dict(capability=(7, 5)), 'this GPU has 7.5'), (dict(depth=12), 'these have 12')):
+    for change, said in ((dict(kinds={'deberta'}, depth=48), '48' if triton else 'Triton'), (dict(device='cpu', capability=None), 'the device is cpu'), (dict(compute='fp32'), 'not in fp32'), (dict(capability=(7, 5)), 'this GPU has 7.5'), (dict(depth=12), 'these have 12')):
         assert said in end_to_end_problem(**good | change)
 
 
@@ -795,7 +796,7 @@ def test_what_graphs_hold_stays_where_it_is(tmp_path):
     "Over steps, resets, values, plain steps, a failed step, a state that is loaded and one that is put back"
     engine = Fast(example_model(dropout=0.), FP32, ema=.9)
     before, micro = addresses(engine), next(iter(steps(STORE, np.arange(len(STORE)), 8, seed=1, layout='sorted', physical=4)))
-    def same(): return addresses(engine) == before and not any(g.any() for _, g in engine.gradients)
+    def same(): return addresses(engine) == before # their values are those of the last step, which the next writes over
     assert same() and all(len(engine.optimizer.state[p]) == 3 for p, _ in engine.gradients)
     losses(engine, lr=1e-2, weight_decay=.5, max_grad_norm=.01, betas=(.5, .6)), engine.set_lr(1e-4)
     assert same() and all(float(g['lr']) == pytest.approx(1e-4) for g in engine.optimizer.param_groups)
@@ -902,14 +903,14 @@ def test_evaluation_in_places(name):
 def test_out_of_memory_takes_fewer_rows_at_once(monkeypatch):
     plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     build, tried = FastEngine._build, []
-    def small_card(self, shape, *args):
+    def small_card(self, shape, *args, **kwargs):
         tried.append(shape.rows)
         if shape.rows > 4: raise torch.OutOfMemoryError('CUDA out of memory')
-        return build(self, shape, *args)
+        return build(self, shape, *args, **kwargs)
     monkeypatch.setattr(FastEngine, '_build', small_card)
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)
     assert fast.at_once == 4 and any('at most 4 rows' in n for n in fast.notes) and max(tried) >= 8
-    monkeypatch.setattr(FastEngine, '_build', lambda *a: (_ for _ in ()).throw(torch.OutOfMemoryError('CUDA out of memory')))
+    monkeypatch.setattr(FastEngine, '_build', lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError('CUDA out of memory')))
     with pytest.raises(torch.OutOfMemoryError): losses(Fast(example_model(dropout=0.), FP32))
 
 
@@ -941,9 +942,9 @@ def test_a_trainer_gives_rows_only_and_halves_the_rows_at_once(monkeypatch):
 def test_a_compiler_that_fails_is_left_out(monkeypatch):
     plain, fast = Engine(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     build = FastEngine._build
-    def broken(self, *args):
+    def broken(self, *args, **kwargs):
         if self.layers: raise RuntimeError('the compiler found no compiler')
-        return build(self, *args)
+        return build(self, *args, **kwargs)
     monkeypatch.setattr(FastEngine, '_build', broken)
     fast.layers = True
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)
@@ -1061,7 +1062,7 @@ def test_an_error_of_the_compiler_leaves_the_graphs(exc, compiler):
 
 
 def test_an_error_of_the_step_itself_is_raised(monkeypatch):
-    monkeypatch.setattr(FastEngine, '_build', lambda *a: (_ for _ in ()).throw(KeyError('odd')))
+    monkeypatch.setattr(FastEngine, '_build', lambda *a, **k: (_ for _ in ()).throw(KeyError('odd')))
     with pytest.raises(KeyError, match='odd'): losses(Fast(example_model(dropout=0.), FP32))
 
 

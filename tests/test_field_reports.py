@@ -55,7 +55,8 @@ from optkit.hardware import detect, hardware_with
 from optkit.space import ended, value_kind
 from optkit.hpo import tune
 from optkit.confirm import study_summary
-from optkit.job import bootstrap_score, Job, JobConfig, JobPlan
+from optkit.job import bootstrap_score, Job
+from optkit.job_plan import JobConfig, JobPlan
 from optkit.ladder import default_rungs, measure_ladder
 from optkit.precision import choose_precision, set_attention
 from optkit.progress import Meter
@@ -899,7 +900,7 @@ def test_field_deberta_as_published_trains_and_its_model_is_loaded_again(publish
 
 
 def test_field_a_job_tells_other_pickled_weights_apart(published, tmp_path):
-    from optkit.job import fingerprint, JobConfig
+    from optkit.job_plan import fingerprint, JobConfig
     (tmp_path / 'data.csv').write_text('text,label\na,x\nb,y\n')
     shutil.copytree(published[0], tmp_path / 'model')
     config = JobConfig(data=str(tmp_path / 'data.csv'), text='text', label='label', model=str(tmp_path / 'model'),

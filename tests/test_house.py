@@ -72,7 +72,8 @@ def test_an_example_calls_the_name(source, shown):
 
 @pytest.mark.parametrize('old, name, new', [('data', 'TokenStore', 'store'), ('data', 'steps', 'steps'),
     ('engine', 'load_model', 'models'), ('hardware', 'known_gpu', 'cards'), ('trainer', 'TrainConfig', 'config'),
-    ('hpo', 'parse_space', 'space'), ('claims', 'optimize', 'optimize')])
+    ('hpo', 'parse_space', 'space'), ('claims', 'optimize', 'optimize'), ('job', 'JobConfig', 'job_plan'),
+    ('job', 'sha256_of', 'job_plan'), ('views', 'watch', 'training_views'), ('views', 'limit_of', 'training_views')])
 def test_names_that_moved_can_be_read_from_their_old_module_with_a_warning(old, name, new):
     module = importlib.import_module(f'optkit.{old}')
     with warnings.catch_warnings(record=True) as caught:

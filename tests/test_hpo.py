@@ -16,8 +16,8 @@ from optkit.base import InputError
 from optkit.simulator import simulated_runner
 from optkit.storage import sqlite_storage
 from optkit.space import (
-    as_space, best_complete, complete_table, courses, curves, default_space, EFFECTIVE_BATCHES, ended, fold_scores,
-    parse_space, spent, TrainerRunner, what_if)
+    as_space, best_complete, courses, curves, default_space, EFFECTIVE_BATCHES, ended, fold_scores,
+    parse_space, spent, TrainerRunner, trials_that, what_if)
 from optkit.study import HELD, Interrupts, next_with_key, requeue_interrupted
 from optkit.hpo import tune
 from optkit.confirm import study_summary
@@ -53,7 +53,7 @@ def test_a_bad_short_form_is_refused_in_a_line(text):
 @pytest.mark.parametrize('seed', range(4))
 def test_a_study_finds_the_planted_optimum_and_a_stopped_trial_never_wins(seed):
     study = run(simulated_runner(seed=seed), 40, seed=seed)
-    table, best = complete_table(study), best_complete(study)
+    table, best = np.array([fold_scores(t) for t in trials_that(study, 'complete')]), best_complete(study)
     assert len(study.trials) == 40 and set(states(study)) == {'complete', 'stopped'} and ended(best) == 'complete'
     assert best.number == study.best_trial.number and study.best_value == max(t.value for t in study.trials if ended(t) == 'complete') == pytest.approx(table.mean(1).max())
     assert abs(math.log10(best.params['lr'] / 1e-3)) < .7
@@ -121,13 +121,13 @@ def test_exactly_n_trials_when_all_fail_and_the_summary_still_renders():  # optu
     assert summary['best'] is None and summary['epochs_spent'] == 0 and len(summary['trials']) == 7 and summary['epochs_full'] == 63
 
 
-@pytest.mark.parametrize('told', ['pruned', 'predicted'])
-def test_exactly_n_trials_when_all_are_stopped_and_the_report_still_renders(told):  # optuna/optuna#3518, #2743
+@pytest.mark.parametrize('stopped_as', ['pruned', 'predicted'])
+def test_exactly_n_trials_when_all_are_stopped_and_the_report_still_renders(stopped_as):  # optuna/optuna#3518, #2743
     from optkit.page import study_figure
     from optkit.strategies import Verdict
     class Never(Strategy):
         def between(self, course, history, shape, asked=None): return Verdict(True, 'never good enough', course.scores[0] - 1)
-    Never.told = told
+    Never.stopped_as = stopped_as
     study = run(simulated_runner(), 7, strategy=Never())
     assert states(study) == ['stopped'] * 7 and best_complete(study) is None and len(study.trials) == 7
     summary = study_summary(study, 'macro_f1', 7, 9)
@@ -1124,7 +1124,6 @@ def test_building_is_billed_to_the_trial_that_built(tmp_path):
 @pytest.mark.parametrize('where', ['memory', 'sqlite', 'journal'])
 def test_values_written_together_are_those_reported_one_by_one(tmp_path, where):
     from optkit.storage import write_values
-    from optkit.storage import open_storage
     from optuna.exceptions import UpdateFinishedTrialError
     storage = open_storage('memory' if where == 'memory' else tmp_path / dict(sqlite='s.db', journal='s.log')[where]).storage
     study = optuna.create_study(storage=storage)
@@ -1145,6 +1144,19 @@ def test_values_written_together_are_those_reported_one_by_one(tmp_path, where):
         with pytest.raises(UpdateFinishedTrialError): write_values(many, pairs, attrs)
     assert 'late' not in storage.get_trial(many._trial_id).user_attrs
     assert len(storage.get_trial(many._trial_id).intermediate_values) == 7
+
+
+def test_a_fold_is_one_append_to_a_journal(tmp_path):
+    from optkit.storage import write_values
+    study = optuna.create_study(storage=open_storage(tmp_path / 's.log').storage)
+    trial, appends, backend = study.ask(), [], study._storage._backend
+    real = optuna.storages.journal.JournalFileBackend.append_logs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optuna.storages.journal.JournalFileBackend, 'append_logs', lambda self, logs: (appends.append(len(logs)), real(self, logs)))
+        write_values(trial, [(n, .1 * n) for n in range(1, 9)])
+    assert appends == [1, 7] and study.trials[0].intermediate_values == trial._cached_frozen_trial.intermediate_values and len(study.trials[0].intermediate_values) == 8
+    other = optuna.load_study(study_name=study.study_name, storage=open_storage(tmp_path / 's.log').storage)
+    assert other.trials[0].intermediate_values == study.trials[0].intermediate_values
 
 
 def test_a_fold_is_one_write_where_no_pruner_reads_along(tmp_path, monkeypatch):
@@ -1210,126 +1222,6 @@ def test_the_runners_of_trainings_name_their_metric():
     assert fold_runner(engine, store, folds, config).metric == 'loss' and TrainerRunner(Trainer(engine, store, config), folds).metric == 'loss'
 
 
-@pytest.mark.parametrize('where', ['memory', 'sqlite', 'journal'])
-@pytest.mark.parametrize('values, state, reported', [(.5, None, []), ([.5], None, [.1]), (None, TrialState.PRUNED, [.1, .7]), (None, TrialState.PRUNED, [.1, math.nan]), (None, TrialState.PRUNED, [.1, -math.inf]), (None, TrialState.PRUNED, []), (None, TrialState.FAIL, [.1])])
-def test_what_is_told_at_once_is_what_optuna_tells(tmp_path, where, values, state, reported):
-    from optkit.hpo import tell_at_once
-    from optkit.storage import open_storage
-    study = optuna.create_study(storage=open_storage('memory' if where == 'memory' else tmp_path / dict(sqlite='s.db', journal='s.log')[where]).storage, pruner=optuna.pruners.NopPruner())
-    heard = []
-    study.sampler.after_trial = lambda study, trial, state, values: heard.append((state, values, trial.intermediate_values))
-    plain, at_once = study.ask(), study.ask()
-    for trial in (plain, at_once):
-        trial.suggest_float('x', 0, 1)
-        for step, value in enumerate(reported): trial.report(value, step)
-    study.tell(plain, values, state=state)
-    assert tell_at_once(study, at_once, values, state)
-    one, other = study.get_trials()
-    assert (one.state, one.values) == (other.state, other.values) and other.datetime_complete and repr(heard[0]) == repr(heard[1])
-    assert tell_at_once(study, at_once, .9, None) and study.trials[1].values == one.values  # it has ended: as with skip_if_finished
-
-
-@pytest.mark.parametrize('values, state, pruner', [(math.nan, None, None), ([.1, .2], None, None), (None, None, None), (.5, None, optuna.pruners.MedianPruner())])
-def test_what_only_optuna_can_tell_is_left_to_it(values, state, pruner):
-    from optkit.hpo import tell_at_once
-    study = optuna.create_study(pruner=pruner or optuna.pruners.NopPruner())
-    trial = study.ask()
-    assert not tell_at_once(study, trial, values, state) and study.trials[0].state == TrialState.RUNNING
-
-
-@pytest.mark.parametrize('values, state', [(.5, None), (None, TrialState.PRUNED)])
-def test_a_trial_of_hyperband_is_told_at_once_within_its_bracket(values, state):
-    from optkit.hpo import tell_at_once
-    from optkit.strategies import Hyperband, StudySize
-    shape = StudySize(2, 9, 40, 0)
-    study = optuna.create_study(direction='maximize', pruner=Hyperband().pruner(shape))
-    heard = []
-    study.sampler.after_trial = lambda study, trial, state, values: heard.append((type(study).__name__, getattr(study, '_bracket_id', None), state, values))
-    plain, at_once = study.ask(), study.ask()
-    for trial in (plain, at_once): trial.report(.3, 1)
-    study.pruner._get_bracket_id = lambda study, trial: 1  # both in the same one
-    study.tell(plain, values, state=state)
-    assert tell_at_once(study, at_once, values, state)
-    one, other = study.trials
-    assert heard[0] == heard[1] and heard[0][:2] == ('_BracketStudy', 1) and (one.state, one.values) == (other.state, other.values)
-
-
-def test_attributes_written_at_once_replace_those_of_before_and_of_no_other_trial(tmp_path):
-    from sqlalchemy import event
-    from optkit.storage import write_values
-    from optkit.storage import sqlite_storage
-    study = optuna.create_study(storage=sqlite_storage(tmp_path / 's.db'))
-    one, other = study.ask(), study.ask()
-    for trial in (one, other): trial.set_user_attr('a', 1); trial.set_user_attr('kept', 'x')
-    statements = []
-    event.listen(study._storage._backend.engine, 'before_cursor_execute', lambda c, cursor, text, *more: statements.append(text))
-    attrs = {'a': [1, None], 'b': 'ü \'"', 'c': dict(d=math.inf)}
-    write_values(one, [], attrs)
-    assert sum('insert' in s.lower() for s in statements) == 1, statements
-    assert study.trials[0].user_attrs == one.user_attrs == attrs | dict(kept='x') and study.trials[1].user_attrs == dict(a=1, kept='x')
-    with pytest.raises(TypeError): write_values(one, [(1, .5)], dict(a=2, bad=object()))
-    assert study.trials[0].user_attrs == attrs | dict(kept='x') and not study.trials[0].intermediate_values, 'all or nothing'
-
-
-@pytest.mark.parametrize('where', ['memory', 's.db', 's.log'])
-@pytest.mark.parametrize('refused', [False, True])
-def test_parameters_stored_at_once_are_those_that_optuna_stores(tmp_path, where, refused):
-    from optkit.storage import stored_at_once
-    from optkit.storage import open_storage
-    space = lambda t: dict(x=t.suggest_float('x', 1e-3, 1., log=True), k=t.suggest_int('k', 1, 9), c=t.suggest_categorical('c', ['a', 'b']))
-    study = optuna.create_study(storage=open_storage(where if where == 'memory' else tmp_path / where).storage, sampler=optuna.samplers.RandomSampler(seed=0))
-    for number in range(2):
-        study.sampler.reseed_rng(); study.sampler._rng.rng.seed(number)
-        trial = study.ask(); trial.set_user_attr('worker', 'w'); space(trial); study.tell(trial, 1.)
-    for number in range(2):
-        study.sampler._rng.rng.seed(number)
-        trial = study.ask()
-        try:
-            with stored_at_once(trial, study.trials, worker='w'):
-                space(trial)
-                assert trial.params['k'] == trial.suggest_int('k', 1, 9)
-                if refused: raise optuna.TrialPruned
-        except optuna.TrialPruned: assert refused
-        assert trial.storage is study._storage
-        trial.report(.1, 1); study.tell(trial, 1.)
-    for plain, at_once in zip(study.trials[:2], study.trials[2:]):
-        assert (plain.params, plain.distributions, plain.user_attrs) == (at_once.params, at_once.distributions, at_once.user_attrs)
-        assert len(plain.params) == 3 and plain.user_attrs == dict(worker='w')
-
-
-def test_parameters_stored_at_once_take_one_transaction_and_refuse_another_space(tmp_path):
-    from sqlalchemy import event
-    from optkit.storage import stored_at_once
-    from optkit.storage import sqlite_storage
-    study = optuna.create_study(storage=sqlite_storage(tmp_path / 's.db'))
-    trial, commits = study.ask(), []
-    trial.suggest_int('a', 0, 3); study.tell(trial, 1.)
-    event.listen(study._storage._backend.engine, 'commit', lambda c: commits.append(1))
-    def cost(within): # commits, those of readings too
-        trial, before = study.ask(), len(commits)
-        with within(trial): [trial.suggest_int(name, 0, 3) for name in 'abcde']
-        study.tell(trial, 1.)
-        return len(commits) - before
-    plain, at_once = cost(contextlib.nullcontext), cost(lambda t: stored_at_once(t, study.trials))
-    assert plain - at_once >= 3 and len(study.trials[2].params) == 5
-    trial = study.ask()
-    with pytest.raises(ValueError):
-        with stored_at_once(trial, study.trials): trial.suggest_categorical('a', ['x', 'y'])
-    assert study.trials[3].params == {}
-
-
-def test_a_space_that_catches_a_refused_distribution_goes_on_as_with_optuna(tmp_path):
-    from optkit.storage import stored_at_once
-    from optkit.storage import sqlite_storage
-    study = optuna.create_study(storage=sqlite_storage(tmp_path / 's.db'))
-    trial = study.ask(); trial.suggest_int('a', 0, 3); study.tell(trial, 1.)
-    trial = study.ask()
-    with stored_at_once(trial, study.trials):
-        trial.suggest_int('b', 0, 3)
-        with pytest.raises(ValueError): trial.suggest_categorical('a', ['x', 'y'])
-    assert [*study.trials[1].params] == ['b']
-
-
 def test_an_exhaustive_sampler_completes_what_waits_in_the_queue(tmp_path):
     for where in ('memory', tmp_path / 's.db', tmp_path / 's.log'):
         study = tune(lambda params, fold: [params['k']], ['k=1..3', 'c=a,b'], n_trials=6, folds=1, storage=where, progress=False, say=lambda text: None,
@@ -1337,34 +1229,11 @@ def test_an_exhaustive_sampler_completes_what_waits_in_the_queue(tmp_path):
         assert len({(t.params['k'], t.params['c']) for t in study.trials}) == 6 and study.trials[0].params['k'] == 2
 
 
-def test_a_thread_beside_one_that_reads_a_study_once_reads_it_anew(tmp_path):
-    from optkit.storage import read_once
-    from optkit.storage import sqlite_storage
-    study, found = optuna.create_study(storage=sqlite_storage(tmp_path / 's.db')), {}
-    trial = study.ask()
-    study.tell(trial, 1.); assert len(study.trials) == 1
-    optuna.load_study(study_name=study.study_name, storage=study._storage._backend).add_trial(optuna.trial.create_trial(value=2.)) # by another process
-    with read_once(study._storage):
-        beside = threading.Thread(target=lambda: found.update(beside=len(study.trials)))
-        here = len(study.trials)
-        beside.start(); beside.join()
-    assert (here, found['beside']) == (1, 2)
-
-
 @pytest.mark.filterwarnings('ignore::FutureWarning')
 def test_a_distribution_of_an_older_optuna_is_kept_as_the_present_one():
     old = optuna.distributions.LogUniformDistribution(.1, 1.)
     study = tune(lambda params, fold: [params['x']], dict(x=old), n_trials=1, folds=1, storage='memory', progress=False)
     assert study.trials[0].distributions == dict(x=optuna.distributions.FloatDistribution(.1, 1., log=True))
-
-
-def test_a_pruned_trial_with_two_objectives_is_told_without_a_value():
-    from optkit.hpo import tell_at_once
-    study = optuna.create_study(directions=['maximize', 'minimize'], pruner=optuna.pruners.NopPruner())
-    plain, at_once = study.ask(), study.ask()
-    for trial in (plain, at_once): trial._cached_frozen_trial.intermediate_values[1] = .5; study._storage.set_trial_intermediate_value(trial._trial_id, 1, .5)
-    study.tell(plain, state=TrialState.PRUNED)
-    assert tell_at_once(study, at_once, None, TrialState.PRUNED) and [t.values for t in study.trials] == [None, None]
 
 
 def test_an_interrupted_trial_keeps_the_values_of_its_unfinished_fold(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from optkit import build as build_module
 from optkit import trainer as trainer_module
 import optkit.job
+import optkit.job_plan
 from made_up import model_and_pairs
 from optkit.cli import main
 from optkit.base import InputError
@@ -24,7 +25,8 @@ from optkit.fast import FastEngine
 from optkit.base import Choice
 from optkit.cards import known_gpu
 from optkit.hardware import hardware_with
-from optkit.job import choose_engine, demo_config, Job, JobConfig, size_job
+from optkit.job import Job
+from optkit.job_plan import choose_engine, demo_config, JobConfig, size_job
 from optkit.ladder import ladder_configs
 from optkit.report import render
 from optkit.base import read_json, write_json
@@ -584,30 +586,30 @@ def test_nothing_is_written_before_a_job_runs(folder, tmp_path):
 
 def test_a_machine_that_cannot_compile(tmp_path, monkeypatch):
     monkeypatch.delenv('CC', raising=False)
-    monkeypatch.setattr(optkit.job, 'import_problem', lambda name: 'not installed')
-    assert optkit.job._compiler_problem() == 'layers cannot be compiled (triton: not installed)'
-    monkeypatch.setattr(optkit.job, 'import_problem', lambda name: '')
-    assert optkit.job._compiler_problem((6, 1)) == 'layers cannot be compiled (Triton needs capability 7.0, this GPU has 6.1)'
+    monkeypatch.setattr(optkit.job_plan, 'import_problem', lambda name: 'not installed')
+    assert optkit.job_plan.compiler_problem() == 'layers cannot be compiled (triton: not installed)'
+    monkeypatch.setattr(optkit.job_plan, 'import_problem', lambda name: '')
+    assert optkit.job_plan.compiler_problem((6, 1)) == 'layers cannot be compiled (Triton needs capability 7.0, this GPU has 6.1)'
     if os.name == 'nt': return
-    for name in ('get_paths', 'get_config_var'): monkeypatch.setattr(optkit.job.sysconfig, name, lambda *a, name=name: dict(include=str(tmp_path / 'include')) if name == 'get_paths' else None)
-    monkeypatch.setattr(optkit.job.shutil, 'which', lambda name: name)
-    assert 'no Python.h in' in optkit.job._compiler_problem((7, 0))
+    for name in ('get_paths', 'get_config_var'): monkeypatch.setattr(optkit.job_plan.sysconfig, name, lambda *a, name=name: dict(include=str(tmp_path / 'include')) if name == 'get_paths' else None)
+    monkeypatch.setattr(optkit.job_plan.shutil, 'which', lambda name: name)
+    assert 'no Python.h in' in optkit.job_plan.compiler_problem((7, 0))
     (tmp_path / 'include').mkdir()
     (tmp_path / 'include' / 'Python.h').touch()
     for there in ('', 'gcc', 'clang'):
-        monkeypatch.setattr(optkit.job.shutil, 'which', lambda name, there=there: name if name == there else None)
-        assert ('gcc or clang' in optkit.job._compiler_problem((7, 0))) == (not there)
-        assert not there or optkit.job._compiler_problem() == ''
+        monkeypatch.setattr(optkit.job_plan.shutil, 'which', lambda name, there=there: name if name == there else None)
+        assert ('gcc or clang' in optkit.job_plan.compiler_problem((7, 0))) == (not there)
+        assert not there or optkit.job_plan.compiler_problem() == ''
     for named, problem in (('clang -O1', ''), ('mycc -O1', 'layers cannot be compiled (CC names mycc, which is not there)')):
         monkeypatch.setenv('CC', named)
-        assert optkit.job._compiler_problem((9, 0)) == problem
+        assert optkit.job_plan.compiler_problem((9, 0)) == problem
 
 
 def test_a_job_on_a_gpu_that_cannot_compile_is_plain(folder, tmp_path, monkeypatch):
     "With the reason among its decisions; a run that began on the fast engine goes on with it, and says so"
     seen = []
     monkeypatch.setattr(optkit.job, 'detect', lambda: hardware_with(known_gpu('RTX 4090')))
-    monkeypatch.setattr(optkit.job, '_compiler_problem', lambda capability: seen.append(capability) or 'made up: no compiler')
+    monkeypatch.setattr(optkit.job, 'compiler_problem', lambda capability: seen.append(capability) or 'made up: no compiler')
     job = Job(config(folder, tmp_path / 'run'), progress=False)
     assert job.hardware.device == 'cuda' and job.stepping.value == 'plain' and not job._base().fast and seen == [(8, 9)]
     (tmp_path / 'run').mkdir()

@@ -1,5 +1,5 @@
 "Simulated studies: the curves, the loop against the real search, the table and its record, the replay"
-import gzip, json, math, os
+import gzip, json, math, os, sys
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +8,11 @@ import pytest
 from optkit.base import InputError
 from optkit.space import ended, fold_scores, spent
 from optkit.hpo import tune
-from optkit.simulator import (
-    interval, main, NOISY, RecordedCurves, replay, run_table, simulate, summarise_table, SyntheticCurves,
-    taskset_curves, taskset_table)
+from optkit.simulator import NOISY, RecordedCurves, replay, simulate, SyntheticCurves, taskset_curves
 from optkit.strategies import Course, Racing, StudySize
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'bench'))
+from simulated_studies import interval, main, run_table, summarise_table, taskset_table
 
 TASKSET = Path(__file__).resolve().parents[1].parent / 'shared' / 'data' / 'taskset'
 GOOD = dict(lr=4e-5, batch=64, weight_decay=.03, warmup=.1, dropout=.14, smoothing=.08)
@@ -150,7 +151,7 @@ def test_the_command_goes_on_and_writes_one_record(tmp_path, monkeypatch):
 
 def test_recorded_curves_may_have_more_seeds(tmp_path, monkeypatch):
     for n in range(2): write_task(tmp_path / f'task{n}.json.gz', seed=n)
-    monkeypatch.setattr('optkit.simulator.simulate_cell', lambda curves, strategy, trials, seed, optima: dict(epochs=1., complete=1, regret=.1 * seed, **(dict(rank=.1) if curves.name.startswith('task') else {})))
+    monkeypatch.setattr('simulated_studies.simulate_cell', lambda curves, strategy, trials, seed, optima: dict(epochs=1., complete=1, regret=.1 * seed, **(dict(rank=.1) if curves.name.startswith('task') else {})))
     record = json.loads(main(['--kinds', 'small_12', 'taskset', '--seeds', '3', '--taskset', str(tmp_path), '--taskset-seeds', '7', '--strategies', 'none', 'racing', '--quiet', '--out', str(tmp_path / 'record.json'), '--journal', str(tmp_path / 'j.jsonl')]).read_text())
     assert {(r['kind'], r['studies']) for r in record['rows'] if r['seeds_part'] == 'all'} == {('small_12', 3), ('taskset', 7)}
     assert record['provenance']['command'].endswith('--seeds 3 --taskset FOLDER --taskset-seeds 7 --strategies none racing --kinds small_12 taskset')
@@ -158,7 +159,7 @@ def test_recorded_curves_may_have_more_seeds(tmp_path, monkeypatch):
 
 def test_an_earlier_record_gives_the_rows_that_are_not_made_again(tmp_path, monkeypatch):
     level = dict(none=.1, racing=.2, asha=.3)
-    monkeypatch.setattr('optkit.simulator.simulate_cell', lambda curves, strategy, trials, seed, optima: dict(epochs=1., complete=1, regret=level[strategy] + .01 * seed))
+    monkeypatch.setattr('simulated_studies.simulate_cell', lambda curves, strategy, trials, seed, optima: dict(epochs=1., complete=1, regret=level[strategy] + .01 * seed))
     def make(name, *words, kinds=('synthetic', 'small_12'), seeds='3'):
         words = ['--kinds', *kinds, '--seeds', seeds, '--quiet', '--out', str(tmp_path / f'{name}.json'), '--journal', str(tmp_path / f'{name}.jsonl'), *words]
         return json.loads(main(words).read_text())

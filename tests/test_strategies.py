@@ -10,7 +10,7 @@ from optkit.base import InputError
 from optkit.strategies import (
     as_strategy, Asha, Course, default_sampler, draw, epoch_verdict, fold_verdict, follow, halving_verdict, History,
     Hyperband, local_prediction, progress_features, PrunerStrategy, Racing, Reports, residual_sigma, SeededTPE,
-    StudySize, sigma_of_good, STRATEGIES, Strategy, told_value, Verdict, Wilcoxon)
+    StudySize, sigma_of_good, STRATEGIES, Strategy, value_for_sampler, Verdict, Wilcoxon)
 
 
 @pytest.fixture(autouse=True)
@@ -359,7 +359,7 @@ def test_a_verdict_is_repeatable_and_leaves_what_it_saw_alone(name):
 def test_what_is_told_is_below_the_best():
     for best in (.9, -50., 0., 1e6):
         past = History(); past.add(Course(0, [[best]]), True)
-        assert told_value(Verdict(True, '', best + 1), past) < best and told_value(Verdict(True, '', best - 1), past) == best - 1
+        assert value_for_sampler(Verdict(True, '', best + 1), past) < best and value_for_sampler(Verdict(True, '', best - 1), past) == best - 1
 
 
 def test_follow_stops_where_it_is_told():
@@ -393,3 +393,15 @@ def test_a_fold_that_its_limit_ends_is_not_judged_by_epochs_that_will_not_run():
         def asks(self, fold, epoch, shape): return fold == 1 and epoch == 6
         def within(self, *_): return Verdict(True, 'asked')
     assert follow(Asking(), Course(0), History(), StudySize(3, 10), lambda fold: iter([.5] * 10)) is None
+
+
+# --- names of the version before
+
+def test_the_names_of_the_version_before_warn_and_work():
+    from optkit import storage, strategies
+    for module, old, new in ((strategies, 'Shape', 'StudySize'), (strategies, 'told_value', 'value_for_sampler'), (storage, 'Place', 'StudyLocation')):
+        with pytest.warns(DeprecationWarning, match=new): assert getattr(module, old) is getattr(module, new)
+    with pytest.raises(AttributeError): strategies.Shapes
+    with pytest.warns(DeprecationWarning, match='stopped_as'):
+        class Mine(Strategy): told = 'predicted'
+    assert Mine().stopped_as == 'predicted' and Racing().stopped_as == 'predicted' and Strategy.stopped_as == 'pruned'

@@ -12,6 +12,7 @@ import numpy as np
 import optuna
 import pytest
 
+import optkit.training_views as training_views
 import optkit.views as views
 from optkit.base import InputError
 from optkit.store import example_table, tokenise, word_tokenizer
@@ -26,8 +27,8 @@ from optkit.config import TrainConfig
 from optkit.build import make_engine
 from optkit.trainer import Trainer
 from optkit.storage import open_study
-from optkit.views import (
-    Card, claims_view, limit_of, MachineProbe, MachineReading, study_view, training_view, trial_rows, watch)
+from optkit.training_views import Card, limit_of, MachineProbe, MachineReading, training_view, watch
+from optkit.views import claims_view, study_view, trial_rows
 
 SPACE = ['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1.0:log']
 
@@ -316,7 +317,7 @@ def test_a_run_folder_without_write_access_is_said_in_a_line(study, tmp_path, mo
         with pytest.raises(InputError, match='cannot be written to .Permission denied.') as found: act()
         assert '\n' not in str(found.value)
     view.text = SimpleNamespace(value='')
-    views._press(view, view.pause)
+    training_views.press(view, view.pause)
     assert 'Permission denied' in view.text.value  # the button says so, and the view goes on
 
 
@@ -359,7 +360,7 @@ def test_words_and_a_picture_where_nothing_listens(study, monkeypatch):
 
 def test_widgets_with_words_and_picture_behind_them_where_a_notebook_listens(study, tmp_path, monkeypatch):
     for now in readings(): write_progress(tmp_path / 'progress.json', now)
-    monkeypatch.setattr(views, 'listened_to', lambda: True)
+    monkeypatch.setattr(training_views, 'listened_to', lambda: True)
     for make in (lambda: training_view(tmp_path), lambda: study_view(study, n_trials=40), watch, claims_view):
         view = make()
         bundle, = shown(view, monkeypatch)
@@ -369,7 +370,7 @@ def test_widgets_with_words_and_picture_behind_them_where_a_notebook_listens(stu
 
 def test_a_cell_that_is_run_again_takes_the_place_of_its_view(tmp_path, monkeypatch):
     for now in readings(): write_progress(tmp_path / 'progress.json', now)
-    monkeypatch.setattr(views, 'listened_to', lambda: True)
+    monkeypatch.setattr(training_views, 'listened_to', lambda: True)
     first, second = training_view(tmp_path), training_view(tmp_path)
     shown(first, monkeypatch); shown(second, monkeypatch)
     assert first.closed.is_set() and not second.closed.is_set()
@@ -377,8 +378,8 @@ def test_a_cell_that_is_run_again_takes_the_place_of_its_view(tmp_path, monkeypa
 
 
 def test_a_live_view_moves_survives_what_it_cannot_read_and_ends_with_its_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(views, 'listened_to', lambda: True)
-    monkeypatch.setattr(views, 'LOOKS', 0)  # no pauses, which another test looks at
+    monkeypatch.setattr(training_views, 'listened_to', lambda: True)
+    monkeypatch.setattr(training_views, 'LOOKS', 0)  # no pauses, which another test looks at
     write_progress(tmp_path / 'progress.json', readings()[0])
     view = training_view(tmp_path)
     view.every = .05
@@ -395,7 +396,7 @@ def test_a_live_view_moves_survives_what_it_cannot_read_and_ends_with_its_run(tm
 
 
 def test_a_view_that_costs_much_looks_seldom_while_a_training_runs_beside_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(views, 'listened_to', lambda: True)
+    monkeypatch.setattr(training_views, 'listened_to', lambda: True)
     write_progress(tmp_path / 'progress.json', readings()[0])
     def count(busy, seconds=4): # seconds at work before it waits
         view, looks = training_view(tmp_path), []
@@ -416,10 +417,10 @@ def test_a_view_that_costs_much_looks_seldom_while_a_training_runs_beside_it(tmp
 
 
 def test_views_take_half_a_hundredth_of_a_core_together_beside_a_training(monkeypatch):
-    monkeypatch.setattr(views, '_LIVE', {})
-    pause = lambda share, cost=.02: views._until_next(SimpleNamespace(every=1.), cost, share)
+    monkeypatch.setattr(training_views, '_LIVE', {})
+    pause = lambda share, cost=.02: training_views._until_next(SimpleNamespace(every=1.), cost, share)
     assert [pause(1), pause(.5), pause(.1), pause(1, .001), pause(.1, .2)] == pytest.approx([4, 4, 1, 1, 2])
-    monkeypatch.setattr(views, '_LIVE', dict.fromkeys('abc'))
+    monkeypatch.setattr(training_views, '_LIVE', dict.fromkeys('abc'))
     assert [pause(1), pause(.1, .2), pause(1, .001)] == pytest.approx([12, 2, 1])
 
 
@@ -454,11 +455,11 @@ def test_a_front_end_that_never_answers_holds_nothing_up(tmp_path):
 
 
 def test_listened_to_is_false_here(monkeypatch):
-    assert not views.listened_to()
+    assert not training_views.listened_to()
     monkeypatch.setattr('IPython.get_ipython', lambda: SimpleNamespace(kernel=1))
-    assert views.listened_to()
+    assert training_views.listened_to()
     monkeypatch.setenv('OPTKIT_STATIC', '1')
-    assert not views.listened_to()
+    assert not training_views.listened_to()
 
 
 def test_live_plots_keep_their_margins_and_long_curves_are_lines_alone(tmp_path):

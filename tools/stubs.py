@@ -108,7 +108,7 @@ def module_stub(name, trees, added):
         made = [n.name for n in trees[m].body if isinstance(n, ast.ClassDef)]
         bring |= imports(trees[m]) | {n: (f'from .{m} import ', n) for n in made}
     bring = {n: where for n, where in bring.items() if where[0] != f'from .{name} import '} | imports(trees[name])
-    classes, body = {n for n in bring if n[:1].isupper()}, []
+    classes, body, listed = {n for n in bring if n[:1].isupper()}, [], set()
     for node in trees[name].body:
         if isinstance(node, ast.ClassDef):
             body.append(class_stub(node, [f for _, f in added if patched_class(f) == node.name], classes))
@@ -116,12 +116,14 @@ def module_stub(name, trees, added):
             classes.add(node.name)
         elif is_function(node) and not patches(node) and not node.name.startswith('_'): body.append(signature(node))
         for target, value in pairs(node):
-            if ast.unparse(target) == '__all__': body.insert(0, node)
+            if ast.unparse(target) == '__all__':
+                body.insert(0, node)
+                listed = {*ast.literal_eval(value)} # some may be another module's
             elif isinstance(target, ast.Name) and not target.id.startswith('_'):
                 body.append(declaration(target.id, type_of(value)))
     text = '\n'.join(ast.unparse(ast.fix_missing_locations(node)) for node in body)
     text = re.sub(r':\n +\.\.\.$', ': ...', text, flags=re.M)
-    used, statements = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}, {}
+    used, statements = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)} | listed, {}
     for start, what in sorted(where for n, where in bring.items() if n in used):
         statements.setdefault(start, []).append(what)
     return '\n'.join([HEAD, *(start + ', '.join(what) for start, what in statements.items()), '', text, ''])
