@@ -9,8 +9,10 @@ __all__ = ['Gain', 'gain_of', 'Preset', 'model_shape', 'memory_estimate', 'rows_
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from html import escape
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from fastcore.basics import patch
 
@@ -76,7 +78,7 @@ def _factor(row):
 
 # %% ../nbs/75_presets.ipynb #886d2975
 def gain_of(
-    records, # table of `records.read_committed`
+    records: pd.DataFrame, # table of `records.read_committed`
     claim: str, # id in claims.csv, or the name of a row of a ladder
     card: str # short name, as in file names
 ) -> Gain | None: # None: not recorded on this card
@@ -273,7 +275,7 @@ def _layer_traits(model, widths, attention):
 
 # %% ../nbs/75_presets.ipynb #6b19b45a
 def model_shape(
-    model, # of transformers, or its configuration: the sequence classifier is counted then
+    model: Any, # of transformers, or its configuration: the sequence classifier is counted then
     config: TrainConfig | None = None # its adapter, formats and attention count; None: the defaults
 ) -> dict: # weights, layers, hidden, heads, ... see `memory_estimate`
     "What the memory of a training depends on; a model from a configuration is in FP32, below an adapter in 16 bits"
@@ -387,9 +389,9 @@ def _choices(hw, card, precision, gain): # card: as it was asked for; gain: of a
 # %% ../nbs/75_presets.ipynb #dc6adbc5
 def preset_of(
     card: str | Hardware = 'auto', # 'auto', a card by name ('rtx3090', 'h100', 'RTX 4090', ...), or a machine
-    model=None, # of transformers, or its configuration: for the arithmetic on memory
+    model: Any = None, # of transformers, or its configuration: for the arithmetic on memory
     max_length: int = 512, # tokens of a row, likewise
-    records=None, # table of `records.read_committed`; None: those of the project
+    records: pd.DataFrame | None = None, # table of `records.read_committed`; None: those of the project
     **changes # fields of `TrainConfig`
 ) -> Preset:
     """A configuration for a card, each value with its reason. Raises `InputError` for an unknown card, and for what

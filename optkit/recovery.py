@@ -44,7 +44,7 @@ def smaller_pieces(physical: int, max_tokens: int | None, longest: int, why: str
 # %% ../nbs/45_recovery.ipynb #3c87a6fb
 class Broken(Exception):
     "A loss that is not a number or has broken: at which step, with which rows"
-    def __init__(self, step, rows, why):
+    def __init__(self, step: int, rows: np.ndarray, why: str):
         super().__init__(f'{why} at step {step + 1}')
         self.step, self.rows, self.why = step, rows, why
 

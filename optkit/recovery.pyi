@@ -4,8 +4,7 @@ from .base import Choice
 from .steps import Layout
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-import torch
+import numpy as np, torch
 
 __all__ = ['smaller_pieces', 'Broken', 'steadier', 'faster_workers', 'choose_snapshot', 'SpikeWatch', 'Epoch', 'RunState']
 def until_it_fits(work: Callable, shrink: Callable[[str], None] | None, device: torch.device):
@@ -14,11 +13,11 @@ def smaller_pieces(physical: int, max_tokens: int | None, longest: int, why: str
     """`Layout.halved` of separate values, as earlier versions had it"""
 class Broken(Exception):
     """A loss that is not a number or has broken: at which step, with which rows"""
-    step: Any
-    rows: Any
-    why: Any
+    step: int
+    rows: np.ndarray
+    why: str
 
-    def __init__(self, step, rows, why): ...
+    def __init__(self, step: int, rows: np.ndarray, why: str): ...
 def steadier(lr: float, left: int, why: str) -> Choice:
     """Half the rate, and a warm-up of 200 steps or half of what is left"""
 def faster_workers(rates: dict[int, float]) -> Choice:

@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from fastcore.basics import patch
 
@@ -488,8 +489,8 @@ def status(
     config: TrainConfig | None = None, # None: that of the run, else the defaults
     run: str | Path | None = None, # run folder
     hardware: Hardware | None = None, # None: this machine
-    model=None, # to look for convolutions, for the attention that it has, and for whether it can be packed
-    records=None, # table of `records.read_committed`; None: those of the project
+    model: torch.nn.Module | None = None, # to look for convolutions, for the attention that it has, and for whether it can be packed
+    records: pd.DataFrame | None = None, # table of `records.read_committed`; None: those of the project
     seconds: float = 2. # to look at a card that is training
 ) -> Status:
     "What is on, off or not applicable, why, and what it is worth; with checks that run. Writes nothing."

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+import pandas as pd, torch
 
 __all__ = ['gpu_busy', 'Status', 'status']
 @dataclass(frozen=True)
@@ -101,5 +102,5 @@ class Status:
 
     def text(self, color: bool=False) -> str:
         """The status in lines"""
-def status(config: TrainConfig | None=None, run: str | Path | None=None, hardware: Hardware | None=None, model=None, records=None, seconds: float=2.0) -> Status:
+def status(config: TrainConfig | None=None, run: str | Path | None=None, hardware: Hardware | None=None, model: torch.nn.Module | None=None, records: pd.DataFrame | None=None, seconds: float=2.0) -> Status:
     """What is on, off or not applicable, why, and what it is worth; with checks that run. Writes nothing."""

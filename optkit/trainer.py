@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from html import escape
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ class Trainer:
         folder: str | Path | None = None, # of the run: checkpoints, progress, configuration; None: nothing is written
         custom: Callable[[np.ndarray, np.ndarray], float] | None = None, # a metric of one's own, see `metrics.score`
         peak: float | None = None, # FLOP/s of the card, for MFU; None: what `make_engine` knows, else n/a
-        tokenizer=None # saved with the model
+        tokenizer: Any = None # of transformers, saved with the model
     ):
         if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
             raise InputError(f'{folder} is a file; expected a folder for the run, or a free name')

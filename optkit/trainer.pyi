@@ -62,7 +62,7 @@ class Trainer:
     bar: Any
     made_of: Any
 
-    def __init__(self, engine: Engine, store: TokenStore, config: TrainConfig, progress: bool=False, on_step: Callable[[int, int], None] | None=None, on_epoch: Callable[[Epoch], None] | None=None, on_end: Callable[[FitResult], None] | None=None, folder: str | Path | None=None, custom: Callable[[np.ndarray, np.ndarray], float] | None=None, peak: float | None=None, tokenizer=None): ...
+    def __init__(self, engine: Engine, store: TokenStore, config: TrainConfig, progress: bool=False, on_step: Callable[[int, int], None] | None=None, on_epoch: Callable[[Epoch], None] | None=None, on_end: Callable[[FitResult], None] | None=None, folder: str | Path | None=None, custom: Callable[[np.ndarray, np.ndarray], float] | None=None, peak: float | None=None, tokenizer: Any=None): ...
 
     def stop(self):
         """Ask a run to end after its current step; what it has is kept, and it can be resumed"""
