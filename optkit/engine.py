@@ -140,8 +140,8 @@ class Engine:
         optimizer: str = 'adamw', # one of `OPTIMIZERS`
         checkpointing: str = 'off', # one of `CHECKPOINTING`
         ema: float | None = None, # decay of a moving average of the weights, which is then evaluated; None: off
-        ranks: Any = None, # process group of torch.distributed whose ranks share each step; each has an engine
-        votes: Any = None # process group for what ranks tell each other from the host; None: `ranks`, or gloo beside NCCL
+        ranks: Any = None, # process group of torch.distributed that shares each step; each rank has an engine
+        votes: Any = None # process group for messages between hosts; None: `ranks`, or gloo beside NCCL
     ):
         self.model = model if _quantised(model) else precision.prepare(model.to(precision.device))
         self.precision, self.device, self.kind, self.ema = precision, torch.device(precision.device), optimizer, ema

@@ -489,7 +489,7 @@ def status(
     config: TrainConfig | None = None, # None: that of the run, else the defaults
     run: str | Path | None = None, # run folder
     hardware: Hardware | None = None, # None: this machine
-    model: torch.nn.Module | None = None, # to look for convolutions, for the attention that it has, and for whether it can be packed
+    model: torch.nn.Module | None = None, # for its convolutions, its attention, and whether it can be packed
     records: pd.DataFrame | None = None, # table of `records.read_committed`; None: those of the project
     seconds: float = 2. # to look at a card that is training
 ) -> Status:
