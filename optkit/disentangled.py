@@ -424,7 +424,7 @@ def disentangled_attention(
     qkv: torch.Tensor, # queries, keys and values [tokens, 3, heads, depth]
     pos_key: torch.Tensor | None, # projected positions for c2p [entries, heads, depth]; None: without this term
     pos_query: torch.Tensor | None, # the same for p2c
-    far: torch.Tensor, # entry of each distance, see `distances`
+    far: torch.Tensor, # entry of each distance, see `distances`; a row that is longer is read past its end, unchecked
     ends: torch.Tensor, # where rows end, the first entry being 0 [rows + 1] int32, on the device
     scale: float, # of the scores
     dropout: float = 0., # of the softmax

@@ -1290,3 +1290,18 @@ def test_gradients_that_others_have_replaced():
         np.testing.assert_allclose(first, losses(fast), rtol=2e-5)
     Engine(fast.model, FP32).reset()  # as the ladder of a job does
     np.testing.assert_allclose(first, losses(fast), rtol=2e-5)
+
+
+def test_gradients_of_the_step_before_are_gone():
+    "Of a weight that this step does not use too: it stays, and is no part of the norm"
+    models = [example_model(dropout=0.) for _ in range(2)]
+    for model in models: model.unused = torch.nn.Parameter(torch.ones(3))
+    plain, fast = Engine(models[0], FP32), Fast(models[1], FP32, at_once=4)
+    losses(fast)
+    for engine in (plain, fast): engine.reset(lr=3e-3)
+    for _, grad in fast.gradients: grad.fill_(7.)
+    a, b = (engine.step(STORE, np.arange(8)) for engine in (plain, fast))
+    torch.testing.assert_close(a, b, rtol=2e-5, atol=0)
+    torch.testing.assert_close(fast.grad_norm, plain.grad_norm, rtol=1e-3, atol=0)
+    same_weights(plain.model, fast.model)
+    assert torch.equal(fast.model.unused, torch.ones_like(fast.model.unused))
