@@ -277,10 +277,11 @@ def places_problem(engine, call: PlacedPacking, store: TokenStore, exact: bool =
 
 # %% ../nbs/38_fast.ipynb #bd6c3cd6
 def _tried(trial) -> str: # '': it went well
-    "What a trial says, or why it failed: a model may want other inputs, a build of torch may lack a kernel"
+    "What a trial says, or why it failed: a model may want other inputs, torch or Triton may lack what a kernel takes"
+    known = RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError
     try: return trial()
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as exc:
-        if is_out_of_memory(exc): raise
+    except Exception as exc:
+        if is_out_of_memory(exc) or not (isinstance(exc, known) or _from_compiler(exc)): raise
         return _error_line(exc)
 
 # %% ../nbs/38_fast.ipynb #c7996d5e

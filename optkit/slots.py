@@ -22,7 +22,7 @@ from .table import IGNORED
 from .store import TokenStore
 from .packing import Packing
 from .attention import attention_kind, in_places, Places, position_rows, renew, without_projections
-from .disentangled import distances, whole_disentangled, whole_disentangled_back
+from .disentangled import distances, drawn_seed, whole_disentangled, whole_disentangled_back
 
 # %% ../nbs/37_slots.ipynb #2110f189
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ def _set_positions(self: PlacedPacking, places, slots, device):
     places.far, places.onehot = self.known[key]
     if self.end_to_end:
         places.kernels = whole_disentangled, whole_disentangled_back
-        places.seed = torch.randint(2**62, (1,), device=device)
+        places.seed = drawn_seed(device, any(m.training for m in self.modules))
 
 # %% ../nbs/37_slots.ipynb #ac0d63b7
 @patch

@@ -213,3 +213,90 @@ def test_why_the_kernels_cannot_run():
     if disentangled.triton is not None: assert disentangled_problem(**good) == ''
     for change, reason in ((dict(device='cpu'), 'GPU'), (dict(capability=(7, 5)), '8.0'), (dict(depth=48), '48')):
         assert disentangled.triton is None or reason in disentangled_problem(**good | change)
+
+
+# in the fast engine
+
+def engines(monkeypatch, **kind):
+    "A plain and a fast engine of the same small model, whose rows go end to end, and 13 rows"
+    from test_fast import DEBERTA, Fast, FP32, made_up, small
+    from optkit.engine import Engine
+    from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
+    monkeypatch.setattr('optkit.fast.end_to_end_problem', lambda *a: '')
+    def model():
+        torch.manual_seed(0)
+        made = DebertaV2ForSequenceClassification(DebertaV2Config(**small(num_attention_heads=1) | DEBERTA | kind))
+        with torch.no_grad():
+            for p in made.parameters(): p.add_(.05 * torch.randn_like(p))  # no bias is 0
+        return made
+    return Engine(model(), FP32), Fast(model(), FP32, at_once=5), made_up(13)
+
+
+@needs_kernels
+@pytest.mark.parametrize('kind', [
+    dict(), dict(share_att_key=False, position_biased_input=True, type_vocab_size=2),
+    dict(pos_att_type=['p2c'], position_buckets=-1, max_relative_positions=10)], ids=str)
+def test_steps_end_to_end_equal_the_plain_engine(kind, monkeypatch):
+    "Several micro-batches with tokens of no row; losses, norm of the gradients, the gradients themselves, evaluation"
+    from test_fast import losses, same_weights
+    plain, fast, store = engines(monkeypatch, **kind)
+    found = losses(plain, store, lr=1e-3), losses(fast, store, lr=1e-3)
+    assert fast.call_for(store).end_to_end and not fast.notes and fast.micro_batches > 1
+    torch.testing.assert_close(*map(torch.tensor, found), rtol=2e-5, atol=0)
+    torch.testing.assert_close(fast.grad_norm, plain.grad_norm, rtol=1e-3, atol=0)
+    same_weights(plain.model, fast.model)
+    for engine in (plain, fast): engine.set(lr=0., max_grad_norm=0.)
+    plain._clear_gradients = lambda *a: None  # its gradients stay to be seen
+    for engine in (plain, fast): engine.step(store, list(range(8)))
+    weights = [p for g in plain.optimizer.param_groups for p in g['params']]
+    for p, (_, grad) in zip(weights, fast.gradients, strict=True):
+        torch.testing.assert_close(grad, torch.zeros_like(p) if p.grad is None else p.grad, rtol=2e-2, atol=2e-5)
+    fast.forward_in_places = True
+    torch.testing.assert_close(plain.predict(store, range(9)), fast.predict(store, range(9)), rtol=1e-3, atol=2e-4)
+    assert any('forward' in k for k in fast.built)
+
+
+@needs_kernels
+def test_neither_trial_nor_evaluation_changes_what_dropout_draws(monkeypatch):
+    "A reset engine repeats a fresh one, which first tried its kernels; an evaluation between two steps changes nothing"
+    _, fast, store = engines(monkeypatch, num_hidden_layers=1, attention_probs_dropout_prob=.3)
+    fast.forward_in_places, found = True, []
+    for evaluate in (False, False, True):
+        fast.reset(lr=0.)
+        found.append([fast.step(store, list(range(4))).item()])
+        if evaluate: fast.predict(store, range(5))
+        found[-1].append(fast.step(store, list(range(4))).item())
+    assert found[0] == found[1] == found[2] and found[0][0] != found[0][1]
+    assert any('forward' in k for k in fast.built)
+
+
+@needs_kernels
+def test_layers_draw_dropout_of_their_own():
+    "No query of a layer, whatever its head, keeps the keys that one of another layer keeps; both passes know the layer"
+    from optkit.attention import Places
+    from optkit.disentangled import whole_disentangled, whole_disentangled_back
+    given, masks = inputs([32, 32], heads=4), []
+    places = Places()
+    places.ends, places.far, places.seed = given['ends'], given['far'], torch.tensor([2**61 + 12346], device=DEVICE)
+    shown = torch.zeros_like(given['qkv'])
+    shown[:, 2] = torch.eye(32, device=DEVICE).repeat(2, 1)[:, None]  # the context is the shares
+    for number in range(4):
+        out, _ = whole_disentangled(places, shown.flatten(1), None, None, 4, .1, .3, number)
+        masks.append({tuple(row.tolist()) for row in out.unflatten(1, (4, 32)).flatten(0, 1) > 0})
+    assert all(len(m) == 256 for m in masks) and all(not a & b for a, b in itertools.combinations(masks, 2))
+
+    tensors = [given[n].flatten(1).requires_grad_() for n in ('qkv', 'pos_key', 'pos_query')]
+    split = [tensors[0].unflatten(1, (3, 4, 32)), *(t.unflatten(1, (4, 32)) for t in tensors[1:])]
+    want = plain_disentangled(*split[0].unbind(1), *split[1:], given['far'], given['ends'], .1, .3, places.seed + 3)
+    with torch.no_grad():
+        out, state = whole_disentangled(places, *tensors, 4, .1, .3, 3)
+        torch.testing.assert_close(out, want.flatten(1), rtol=1e-4, atol=1e-5)
+        sent = torch.randn_like(out)
+        got = whole_disentangled_back(state, sent, tensors[0], out, *tensors[1:])
+    for a, b in zip(got, torch.autograd.grad(want.flatten(1), tensors, sent)): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_seeds_side_by_side_share_no_query():
+    rows = lambda seed: {tuple(r.tolist()) for r in kept_pairs(torch.tensor([seed]), 0, 64, 12, .3).flatten(0, 1)}
+    first = rows(2**61 + 123456)
+    assert all(len(rows(2**61 + 123456 + n)) == len(first) == 768 and not first & rows(2**61 + 123456 + n) for n in (1, 2, 5, 23))
