@@ -22,6 +22,7 @@ from .report import *
 from .recovery import *
 from .records import *
 from .progress import *
+from .presets import *
 from .precision import *
 from .page import *
 from .packing import *

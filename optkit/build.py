@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from .base import Choice, first_line, InputError
+from .cards import Hardware
 from .precision import choose_precision, held_format, set_attention, text_config, tf32_set
 from .table import IGNORED
 from .store import TokenStore
@@ -44,7 +45,7 @@ def _topmost(module, names, path=''):
 
 # %% ../nbs/44_build.ipynb #b9eb41a4
 def new_layers(
-    model # of transformers
+    model: torch.nn.Module # of transformers
 ) -> list[str]: # names of modules; empty for a causal language model whose checkpoint is whole
     "Layers that an adapter has to bring along: the head, and what the base checkpoint does not hold"
     weights, body = [n for n, _ in model.named_parameters()], getattr(model, 'base_model_prefix', '')
@@ -59,8 +60,8 @@ _PEFT_TASKS = dict(ForSequenceClassification='SEQ_CLS', ForTokenClassification='
                    LMHeadModel='CAUSAL_LM')
 
 def with_adapter(
-    model, # of transformers
-    config # a `TrainConfig`
+    model: torch.nn.Module, # of transformers
+    config: TrainConfig # its adapter
 ): # of peft; the weights of `model` are frozen, but for those of `new_layers`
     "The model under a LoRA or DoRA adapter. Raises `InputError` where peft cannot make one."
     if config.adapter is None: return _check_adapter(model)
@@ -113,9 +114,9 @@ def _precision_of(config, model, hardware):
 
 # %% ../nbs/44_build.ipynb #77b0f78c
 def make_engine(
-    model, # of transformers, or of peft around one
+    model: torch.nn.Module, # of transformers, or of peft around one
     config: TrainConfig,
-    hardware, # see `hardware.detect`
+    hardware: Hardware, # see `hardware.detect`
     **kwargs # further ones of `Engine`: ranks, votes
 ) -> Engine:
     """The engine that a configuration asks for, on this machine.

@@ -8,6 +8,7 @@ __all__ = ['save_model', 'checkpoints', 'latest_checkpoint', 'read_checkpoint']
 # %% ../nbs/41_checkpoint.ipynb #ebb131f3
 import copy, hashlib, os, re, shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,7 +114,7 @@ def mend(
 def save_model(
     model: torch.nn.Module, # of transformers or peft
     folder: str | Path, # of the model; what stands there is replaced
-    tokenizer=None, # saved beside it
+    tokenizer: Any = None, # of transformers, saved beside it
     max_length: int | None = None # tokens of a row that the saved tokenizer then allows; None: as it is
 ):
     """What `from_pretrained` loads (of an adapter: also what peft loads on its base); whole or not at all.

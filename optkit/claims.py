@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import resources
 from numbers import Real
+from typing import Any
 
 import pandas as pd
 
@@ -97,7 +98,7 @@ def _reason(name, low, high, bounds):
 # %% ../nbs/60_claims.ipynb #3f0236bf
 def verdict(
     ratio: Ratio | dict | None, # the measured factor, with p50, low and high
-    claim=None, # an id of `claims()`, one of its rows, a mapping with low, high and scope, or None
+    claim: Any = None, # an id of `claims()`, one of its rows, a mapping with low, high and scope, or None
     measured: str = 'whole step' # what was measured, in the words of the claims' `scope`
 ) -> Choice: # the verdict's name and the reason in words
     "How a measured factor compares with a claimed one"

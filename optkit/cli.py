@@ -47,7 +47,9 @@ def _log_handler(path):
 class _Tee(io.TextIOBase):
     "A stream that also hands each text to `record`"
     def __init__(self, out, record): self.out, self.record = out, record
-    def write(self, text): self.record(text); return self.out.write(text)
+    def write(self, text):
+        self.record(text)
+        return self.out.write(text)
     def flush(self): self.out.flush()
     def isatty(self): return self.out.isatty()
     def fileno(self): return self.out.fileno()
@@ -259,7 +261,7 @@ def _split_settings(settings, given, kind):
 def _train_config(preset, settings, given):
     "The configuration of a training: a preset, if any, with fields over it. Raises `InputError`."
     from optkit.config import parse_settings, TrainConfig
-    from optkit.status import preset_of
+    from optkit.presets import preset_of
     values, rest = _split_settings(settings, given, TrainConfig)
     parse_settings(rest) # names that are no fields
     try: return TrainConfig(**values) if preset is None else preset_of(preset).replace(**values)
@@ -278,7 +280,7 @@ _PRESET = _text('rtx3090, rtx5090, h100, any card by name, or auto: a configurat
 
 def _follow(run, every=1.):
     "Print where a run stands whenever it moves, until it has ended"
-    from optkit.status import standing
+    from optkit.run_folder import standing
     if run is None: raise InputError('--follow needs a run folder')
     last = None
     while True:
@@ -551,7 +553,7 @@ def do_train(terminal, **given):
 def _with_preset(name, values, train):
     "A preset's values for a job, below what was given: (preset, fields of the job, further fields)"
     from optkit.job_plan import JOB_DECIDES
-    from optkit.status import preset_of
+    from optkit.presets import preset_of
     preset, given = preset_of(name), {text.partition('=')[0].strip() for text in train}
     below = {n: value for n in ('precision', 'layout') if (value := getattr(preset, n))}
     more = [f'{n}={getattr(preset, n)}' for n in preset.reasons if n not in given and n not in JOB_DECIDES]

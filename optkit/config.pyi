@@ -1,7 +1,7 @@
 # Made by tools/stubs.py from the modules: run that.
 
 from .cards import Hardware
-from .status import ConfigDiff, Preset
+from .presets import ConfigDiff, Preset
 from dataclasses import dataclass
 
 __all__ = ['Hyperparameters', 'TrainConfig']

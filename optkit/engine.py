@@ -8,8 +8,10 @@ __all__ = ['OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_opt
 
 # %% ../nbs/33_engine.ipynb #79ff7927
 import warnings, weakref
+from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +44,7 @@ def choose_8bit(
 
 # %% ../nbs/33_engine.ipynb #aa1ca23f
 def make_optimizer(
-    model, # its weights that train
+    model: torch.nn.Module, # its weights that train
     kind: str = 'adamw', # one of `OPTIMIZERS`
     fused: bool = True, # AdamW in one kernel; False: foreach, the default of torch on a GPU
     device: str = 'cpu'
@@ -86,7 +88,7 @@ def _saved_operations(dropout): # of the attention weights
 
 # %% ../nbs/33_engine.ipynb #96d8bdaf
 def set_checkpointing(
-    model, # of transformers
+    model: torch.nn.Module, # of transformers
     mode: str # one of `CHECKPOINTING`
 ):
     "Switch gradient checkpointing of a model. Raises `InputError` for a model that has none."
@@ -128,7 +130,7 @@ class Engine:
     updating = gradients_kept = False # inside an update; gradients are outside the memory of the compiler's graphs
 
     def __init__(self,
-        model, # of transformers (or of peft around one); it is moved to the device and trained in place
+        model: torch.nn.Module, # of transformers (or of peft around one); it is moved to the device and trained in place
         precision: Precision, # see `precision.choose_precision`
         fused: bool = True, # AdamW in one kernel; False: foreach, the default of torch on a GPU
         compile: str | None = None, # mode of torch.compile ('default', 'max-autotune-no-cudagraphs', ...); None: eager
@@ -138,8 +140,8 @@ class Engine:
         optimizer: str = 'adamw', # one of `OPTIMIZERS`
         checkpointing: str = 'off', # one of `CHECKPOINTING`
         ema: float | None = None, # decay of a moving average of the weights, which is then evaluated; None: off
-        ranks=None, # process group of torch.distributed whose ranks share each step; each has an engine
-        votes=None # process group for what ranks tell each other from the host; None: `ranks`, or gloo beside NCCL
+        ranks: Any = None, # process group of torch.distributed that shares each step; each rank has an engine
+        votes: Any = None # process group for messages between hosts; None: `ranks`, or gloo beside NCCL
     ):
         self.model = model if _quantised(model) else precision.prepare(model.to(precision.device))
         self.precision, self.device, self.kind, self.ema = precision, torch.device(precision.device), optimizer, ema
@@ -175,7 +177,7 @@ def set(self: Engine,
     betas: tuple[float, float] | None = None, eps: float | None = None, # of AdamW
     max_grad_norm: float | None = None, # 0: no clipping
     label_smoothing: float | None = None,
-    class_weights=None # [classes], see `TrainConfig`; (): none
+    class_weights: Sequence[float] | None = None # [classes], see `TrainConfig`; (): none
 ):
     "Values of the next steps"
     given = 0 if class_weights is None else len(class_weights)
@@ -334,7 +336,7 @@ def _weight_sums(store, class_weights):
 def step_weight(
     store: TokenStore,
     step: np.ndarray | list[MicroBatch], # one optimizer step; a `Step` knows the rows of all ranks
-    class_weights=None # [classes], in host memory
+    class_weights: torch.Tensor | None = None # [classes], in host memory
 ) -> float: # rows (times classes or numbers), or tokens that have a target, or their weights
     "What the loss of a step is divided by; more than 0"
     rows = getattr(step, 'rows', step)

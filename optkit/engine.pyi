@@ -4,6 +4,7 @@ from .base import Choice
 from .precision import Precision
 from .steps import Batch, MicroBatch
 from .store import TokenStore
+from collections.abc import Sequence
 from typing import Any
 import numpy as np, torch
 
@@ -11,12 +12,12 @@ __all__ = ['OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_opt
 OPTIMIZERS: tuple
 def choose_8bit(device: str, torchao: str, bitsandbytes: str) -> Choice:
     """The package of the 8-bit optimizer, with the reason. Raises `ValueError` where there is none."""
-def make_optimizer(model, kind: str='adamw', fused: bool=True, device: str='cpu'):
+def make_optimizer(model: torch.nn.Module, kind: str='adamw', fused: bool=True, device: str='cpu'):
     """AdamW over the weights of a model. Raises `ValueError` for a kind that is unknown or cannot be had."""
 CHECKPOINTING: tuple
 def choose_checkpointing(fits: dict[str, int], effective: int, enough: int=8) -> Choice:
     """The mode that costs least and lets enough rows through. Raises `MemoryError` where not even one row fits."""
-def set_checkpointing(model, mode: str):
+def set_checkpointing(model: torch.nn.Module, mode: str):
     """Switch gradient checkpointing of a model. Raises `InputError` for a model that has none."""
 class Engine:
     """A model, its optimizer and a snapshot of its start; built once, reset for every fold and trial"""
@@ -51,9 +52,9 @@ class Engine:
     start: Any
     average: Any
 
-    def __init__(self, model, precision: Precision, fused: bool=True, compile: str | None=None, zero_grad_none: bool=True, max_grad_norm: float=1.0, label_smoothing: float=0.0, optimizer: str='adamw', checkpointing: str='off', ema: float | None=None, ranks=None, votes=None): ...
+    def __init__(self, model: torch.nn.Module, precision: Precision, fused: bool=True, compile: str | None=None, zero_grad_none: bool=True, max_grad_norm: float=1.0, label_smoothing: float=0.0, optimizer: str='adamw', checkpointing: str='off', ema: float | None=None, ranks: Any=None, votes: Any=None): ...
 
-    def set(self, lr: float | None=None, weight_decay: float | None=None, betas: tuple[float, float] | None=None, eps: float | None=None, max_grad_norm: float | None=None, label_smoothing: float | None=None, class_weights=None):
+    def set(self, lr: float | None=None, weight_decay: float | None=None, betas: tuple[float, float] | None=None, eps: float | None=None, max_grad_norm: float | None=None, label_smoothing: float | None=None, class_weights: Sequence[float] | None=None):
         """Values of the next steps"""
 
     def set_lr(self, lr: float):
@@ -113,7 +114,7 @@ Raises `InputError` for weights that this model does not have."""
 
     def eager_steps(self):
         """Steps inside are those of this class, on rows that are padded as a micro-batch says"""
-def step_weight(store: TokenStore, step: np.ndarray | list[MicroBatch], class_weights=None) -> float:
+def step_weight(store: TokenStore, step: np.ndarray | list[MicroBatch], class_weights: torch.Tensor | None=None) -> float:
     """What the loss of a step is divided by; more than 0"""
 def attention_of(engine: Engine, store: TokenStore, rows: int=2) -> Choice:
     """Which attention really runs in a training step; afterwards everything is as before"""

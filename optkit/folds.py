@@ -352,7 +352,7 @@ def cross_validate(
         trainer = Trainer(engine, store, replace(config, seed=config.seed + n // k), folder=run_folder, **kwargs)
         result = trainer.fit(train, valid, resume=resume)
         valid = np.asarray(valid)
-        outputs.append((valid, trainer._predict(valid).cpu(), engine.answers(store, valid).cpu()))
+        outputs.append((valid, trainer.predict(valid).cpu(), engine.answers(store, valid).cpu()))
         scores.append(_fold_score(result, outputs[-1], store.task, n // k, n % k, trainer.custom))
         if on_fold: on_fold(scores[-1])
         stopped = _stop_reason(stop, scores) if stop and n + 1 < len(folds) else None

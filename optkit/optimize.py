@@ -103,7 +103,7 @@ def _measure_candidate(bench, config, with_, changes, budget_s, share_s):
 # %% ../nbs/76_optimize.ipynb #a2e20772
 def _decide(result, record, default):
     "Whether to take a candidate, and its `Reason`; a record of a gain says nothing where both sides are the same"
-    from optkit.status import Reason
+    from optkit.presets import Reason
     factor, file = (None, '') if result.same else record
     choice = choose_setting(result.ratio, factor, default, f' ({file})' if file else '')
     source = 'measured' if result.ratio else 'record' if factor else 'default'
@@ -117,9 +117,9 @@ def optimize(
     base: TrainConfig = TrainConfig(), # hyperparameters, which stay
     budget: float | str = 60., # seconds to measure; 0: only records and defaults; below 240 a GPU compiles nothing
     records: dict | None = None # of `recorded_factors`; None: looked up
-): # a `status.Preset`, which holds the reason for each field that was decided
+): # a `presets.Preset`, which holds the reason for each field that was decided
     "The fastest settings among those that keep training the same, with the reason for each"
-    from optkit.status import as_preset, Reason
+    from optkit.presets import as_preset, Reason
     hw, budget_s = hw or detect(), float(budget) if budget == 0 else seconds_of(budget)
     bench = bench_of(model, data, hw, base.effective_batch) if budget_s else None
     candidates = runnable_candidates(hw, facts_of(bench) if bench else {})
@@ -148,7 +148,7 @@ def _defaults(base, hw):
 
 def _with_base(base, config, reasons):
     "`base` with what was decided in `config`; a smaller micro-batch gets its reason too"
-    from optkit.status import Reason
+    from optkit.presets import Reason
     decided = {name: getattr(config, name) for name in {*BASELINE, *reasons, 'physical_batch'}}
     max_tokens = base.max_tokens if config.layout == 'packed' else None
     if config.physical_batch != base.physical_batch:

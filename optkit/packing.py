@@ -58,7 +58,7 @@ def _never_packed(model, base, config): # '': nothing is known against it
 # %% ../nbs/32_packing.ipynb #33610ec8
 class Packing:
     "Calls a model on packs as if each sequence came alone"
-    def __init__(self, model, per_token: bool): # whether logits are of tokens, which stay one row
+    def __init__(self, model: torch.nn.Module, per_token: bool): # whether logits are of tokens, which stay one row
         self.model, self.config, self.per_token = model, text_config(model), per_token
         self.base = base = getattr(model, getattr(model, 'base_model_prefix', '') or ' ', None)
         why = _never_packed(model, base, self.config)

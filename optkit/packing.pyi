@@ -8,7 +8,7 @@ __all__ = ['Packing', 'packing_problem']
 NOT_PACKED: str
 class Packing:
     """Calls a model on packs as if each sequence came alone"""
-    model: Any
+    model: torch.nn.Module
     config: Any
     per_token: bool
     base: Any
@@ -19,7 +19,7 @@ class Packing:
     causal: Any
     shift: Any
 
-    def __init__(self, model, per_token: bool): ...
+    def __init__(self, model: torch.nn.Module, per_token: bool): ...
 
     def __call__(self, inputs):
         """Logits of a pack, see `steps.packed_of`: [sequences, classes], or [1, tokens, classes]"""

@@ -10,6 +10,7 @@ import gzip, hashlib, json, math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -192,7 +193,7 @@ class Simulated:
 
 # %% ../nbs/51_simulator.ipynb #e02f9fa8
 def simulate(
-    curves, # see `SyntheticCurves`
+    curves: Any, # with the methods of `SyntheticCurves`
     strategy: str | Strategy = 'racing', # that stops trials
     trials: int = 400, # of the study
     seed: int = 0, # of folds, noise and suggestions

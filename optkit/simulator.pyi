@@ -84,7 +84,7 @@ class Simulated:
     def at_trials(self, n: int) -> dict: ...
 
     def at_epochs(self, budget: int) -> float: ...
-def simulate(curves, strategy: str | Strategy='racing', trials: int=400, seed: int=0, budget: int=0, optimum: float | None=None) -> Simulated:
+def simulate(curves: Any, strategy: str | Strategy='racing', trials: int=400, seed: int=0, budget: int=0, optimum: float | None=None) -> Simulated:
     """A study of `curves` under a strategy, in memory"""
 @dataclass(frozen=True)
 class Replay:

@@ -9,6 +9,7 @@ __all__ = ['StepProbe', 'EvaluationProbe', 'PackProbe', 'plan_batch', 'plan_tabl
 # %% ../nbs/34_sizes.ipynb #bcdd901a
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,7 +114,7 @@ def plan_batch(
     effective: int, # rows of an optimizer step, on all ranks
     headroom: float = .02, # share of the card's memory that stays free
     limit: int | None = None, # largest size to try; None: 4096 on a GPU, elsewhere `effective`, at most 64
-    ranks = None, # process group whose ranks plan together; None: that of the engine
+    ranks: Any = None, # whose ranks plan together; None: that of the engine
     layout: str = 'sorted' # of the training: 'full' pads to the store's `max_length`, the others to the longest row
 ) -> BatchPlan: # `effective` and `accumulation` are those of a rank
     "Find the physical batch with real steps and leave the engine as it was"
@@ -132,7 +133,7 @@ def plan_table(
     effective: int, # rows of an optimizer step, on all ranks
     headroom: float = .02, # share of the card's memory that stays free
     limit: int | None = None, # as for `plan_batch`
-    ranks = None # as for `plan_batch`
+    ranks: Any = None # as for `plan_batch`
 ) -> dict[int, BatchPlan]: # by length
     "Find the physical batch of each length with real steps and leave the engine as it was"
     share = _share(engine, effective, ranks)
@@ -146,7 +147,7 @@ def plan_tokens(
     store: TokenStore, # on the engine's device
     headroom: float = .02, # share of the card's memory that stays free
     limit: int | None = None, # tokens; None: 2**18 on a GPU, 4096 elsewhere, or what the longest row needs
-    ranks = None, # as for `plan_batch`
+    ranks: Any = None, # as for `plan_batch`
     effective: int | None = None # rows of an optimizer step, on all ranks: no pack holds more; None: all of the store
 ) -> BatchPlan: # `max_tokens` is for `Layout('packed', tokens=...)`
     "Find the tokens of a pack with real steps and leave the engine as it was"
@@ -162,7 +163,7 @@ def plan_evaluation(
     store: TokenStore, # on the engine's device
     headroom: float = .02, # share of the card's memory that stays free
     limit: int | None = None, # largest size to try; None: 4096 on a GPU, 64 elsewhere
-    ranks = None # as for `plan_batch`
+    ranks: Any = None # as for `plan_batch`
 ) -> BatchPlan: # `physical` rows at once
     "Find the rows that can be predicted at once, forward only, and leave the engine as it was"
     probe, limits = EvaluationProbe(engine, store), _search_limits(engine, headroom, limit, ranks)
@@ -228,7 +229,7 @@ def plan_checkpointing(
 
 # %% ../nbs/34_sizes.ipynb #a36a6833
 def training_flops(
-    model, # a model of transformers
+    model: torch.nn.Module, # of transformers
     lengths: np.ndarray # real tokens of each row
 ) -> float: # FLOPs of forward and backward
     "Model FLOPs of one pass over rows of these lengths, padding excluded"

@@ -9,7 +9,7 @@ __all__ = ['LAYOUT_LABELS', 'LAYOUTS', 'batch_of', 'MicroBatch', 'Step', 'pack',
 
 # %% ../nbs/22_steps.ipynb #de54de69
 import math, operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral
 
@@ -35,7 +35,7 @@ def _labels(store, rows, index, real):
 
 def batch_of(
     store: TokenStore,
-    rows, # row numbers, [batch]
+    rows: np.ndarray, # row numbers, [batch]
     pad_to: int # tokens, at least the longest of the rows
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]: # inputs, each int64 [batch, pad_to]; labels
     "Gather rows of a store into padded model inputs; labels are [batch], or [batch, pad_to] of tokens"
@@ -64,7 +64,9 @@ class MicroBatch(ByValue):
 
 class Step(list):
     "The micro-batches of one optimizer step; `rows` are those of the whole step, on all ranks"
-    def __init__(self, micro, rows): super().__init__(micro); self.rows = rows
+    def __init__(self, micro: Iterable[MicroBatch], rows: np.ndarray):
+        super().__init__(micro)
+        self.rows = rows
 
 # %% ../nbs/22_steps.ipynb #95e3ec0d
 def pack(
@@ -234,7 +236,8 @@ def layout_of(name, physical=None, max_tokens=None, table=None) -> Layout:
 
 # %% ../nbs/22_steps.ipynb #01d137b7
 def micro_batches(
-    rows: np.ndarray, lengths: np.ndarray, physical: int, layout: str, max_length: int, max_tokens=None, table=None
+    rows: np.ndarray, lengths: np.ndarray, physical: int, layout: str, max_length: int, max_tokens: int | None = None,
+    table: dict[int, int] | None = None # width: rows
 ) -> list[MicroBatch]:
     "`Layout.cut` with separate values, as earlier versions had it"
     return layout_of(layout, physical, max_tokens, table).cut(rows, lengths, max_length)
@@ -339,7 +342,8 @@ def steps(
     seed: int = 0, epoch: int = 0,
     rank: int = 0, ranks: int = 1, # this process, and how many share each step
     first_step: int = 0, # steps of the epoch that are done already
-    physical: int | None = None, max_tokens: int | None = None, table=None # of a layout given by name; or use `Layout`
+    physical: int | None = None, max_tokens: int | None = None, # of a layout given by name; or use `Layout`
+    table: dict[int, int] | None = None # likewise, width: rows
 ) -> Iterator[Step]: # one list of micro-batches an optimizer step
     "The optimizer steps of one epoch, with the samples of a plain loop. Wrong settings raise `ValueError` at once."
     if isinstance(layout, str): layout = layout_of(layout, physical, max_tokens, table)

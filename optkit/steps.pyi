@@ -5,13 +5,13 @@ from .batch_finder import BatchPlan
 from .engine import Engine
 from .store import TokenStore
 from .table import ByValue
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 import numpy as np, torch
 
 __all__ = ['LAYOUT_LABELS', 'LAYOUTS', 'batch_of', 'MicroBatch', 'Step', 'pack', 'pack_budget', 'Layout', 'micro_batches', 'sample_order', 'grouped_order', 'rank_share', 'steps', 'padded_tokens', 'real_tokens', 'packed_of', 'Batch', 'gather']
-def batch_of(store: TokenStore, rows, pad_to: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def batch_of(store: TokenStore, rows: np.ndarray, pad_to: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Gather rows of a store into padded model inputs; labels are [batch], or [batch, pad_to] of tokens"""
 LAYOUT_LABELS: Any
 LAYOUTS: Any
@@ -29,9 +29,9 @@ class MicroBatch(ByValue):
     def pad_to(self): ...
 class Step(list):
     """The micro-batches of one optimizer step; `rows` are those of the whole step, on all ranks"""
-    rows: Any
+    rows: np.ndarray
 
-    def __init__(self, micro, rows): ...
+    def __init__(self, micro: Iterable[MicroBatch], rows: np.ndarray): ...
 def pack(lengths: np.ndarray, max_tokens: int) -> list[list[int]]:
     """Few even packs: each row goes to the emptiest, the longest first; where that overflows, to the first with room"""
 def pack_budget(physical: int, max_length: int) -> int:
@@ -70,7 +70,7 @@ Raises `InputError` for a model that is not packed rightly."""
         """The layout that a configuration asks for"""
 def layout_of(name, physical=None, max_tokens=None, table=None) -> Layout:
     """The layout of separate values, as earlier versions had them; values that it does not read are checked and dropped"""
-def micro_batches(rows: np.ndarray, lengths: np.ndarray, physical: int, layout: str, max_length: int, max_tokens=None, table=None) -> list[MicroBatch]:
+def micro_batches(rows: np.ndarray, lengths: np.ndarray, physical: int, layout: str, max_length: int, max_tokens: int | None=None, table: dict[int, int] | None=None) -> list[MicroBatch]:
     """`Layout.cut` with separate values, as earlier versions had it"""
 def sample_order(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """The order of a plain seeded random sampler"""
@@ -86,7 +86,7 @@ def step_of(store: TokenStore, rows: np.ndarray, layout: Layout, rank: int=0, ra
     """One optimizer step, cut into micro-batches"""
 def step_rows(store: TokenStore, rows: np.ndarray, effective: int, *, seed: int=0, epoch: int=0, first_step: int=0, grouped: bool=False) -> Iterator[np.ndarray]:
     """The rows of each optimizer step of one epoch. Raises `ValueError` at once for settings that cannot be."""
-def steps(store: TokenStore, rows: np.ndarray, effective: int, *, layout: Layout | str=..., seed: int=0, epoch: int=0, rank: int=0, ranks: int=1, first_step: int=0, physical: int | None=None, max_tokens: int | None=None, table=None) -> Iterator[Step]:
+def steps(store: TokenStore, rows: np.ndarray, effective: int, *, layout: Layout | str=..., seed: int=0, epoch: int=0, rank: int=0, ranks: int=1, first_step: int=0, physical: int | None=None, max_tokens: int | None=None, table: dict[int, int] | None=None) -> Iterator[Step]:
     """The optimizer steps of one epoch, with the samples of a plain loop. Wrong settings raise `ValueError` at once."""
 def padded_tokens(step: list[MicroBatch]) -> int:
     """Tokens that go through the model, padding included"""

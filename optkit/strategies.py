@@ -328,21 +328,21 @@ def draw(seed: int, number: int) -> float: # 0 up to 1
 
 # %% ../nbs/50_strategies.ipynb #a70cffa3
 @patch
-def asks(self: Racing, fold, epoch, size):
+def asks(self: Racing, fold: int, epoch: int, size: StudySize):
     if not size.epochs or epoch >= size.epochs: return False
     shares = self.sized(size).later if fold else self.checkpoints
     return any(epoch == max(1, math.ceil(c * size.epochs)) for c in shares)
 
 # %% ../nbs/50_strategies.ipynb #877bc043
 @patch
-def limit(self: Racing, course, size):
+def limit(self: Racing, course: Course, size: StudySize):
     if not course.done or not size.epochs: return size.epochs
     best = int(np.argmax(course.curves[0])) + 1
     return min(size.epochs, math.ceil(self.cap * best + max(1, self.extra * size.epochs)))
 
 # %% ../nbs/50_strategies.ipynb #1d769120
 @patch
-def within(self: Racing, course, history, size, trial=None):
+def within(self: Racing, course: Course, history: History, size: StudySize, trial=None):
     sized = self.sized(size)
     if not course.comparable:
         return Verdict(False, 'the number of epochs is searched, so no fold is compared before its end')
@@ -355,7 +355,7 @@ def within(self: Racing, course, history, size, trial=None):
 
 # %% ../nbs/50_strategies.ipynb #062f1c58
 @patch
-def between(self: Racing, course, history, size, trial=None):
+def between(self: Racing, course: Course, history: History, size: StudySize, trial=None):
     sized = self.sized(size)
     if len(history.complete) < sized.least_complete: return _too_few(history, sized)
     return fold_verdict(course.scores, history.table, sized.risk, sized.top, self.least_sigma, self.recent)
@@ -388,17 +388,17 @@ class Asha(Strategy):
     def __post_init__(self):
         if self.eta < 2: raise InputError(f'eta is {self.eta}, expected at least 2')
         if self.low is not None and self.low < 1: raise InputError(f'low is {self.low}, expected at least 1')
-    def check(self, size):
+    def check(self, size: StudySize):
         if size.epochs: return
         raise InputError(f'strategy {self.name!r} needs epochs: how many values a fold gives at most')
     def rungs(self, size: StudySize) -> list[int]: # epochs, below the last
         return self._powers(self.low or max(1, round(.03 * size.epochs)), size.epochs)
     def _powers(self, low, end): return [e for e in (low * self.eta ** n for n in range(40)) if e < end]
-    def asks(self, fold, epoch, size): return not fold and epoch in self.rungs(size)
+    def asks(self, fold: int, epoch: int, size: StudySize): return not fold and epoch in self.rungs(size)
 
 # %% ../nbs/50_strategies.ipynb #ccdd4eb9
 @patch
-def within(self: Asha, course, history, size, trial=None):
+def within(self: Asha, course: Course, history: History, size: StudySize, trial=None):
     if not course.comparable: return Verdict(False, 'the number of epochs is searched, so no rungs are compared')
     return self.rung_verdict(course.curves[0], [best for _, best in history.first])
 
@@ -419,8 +419,8 @@ class Hyperband(Asha):
     patience: int | None = None # stop only after so many epochs without a better value; None: at once
     name: ClassVar[str] = 'hyperband'
 
-    def rungs(self, size): return self._powers(self.low or 1, size.epochs)
-    def pruner(self, size): return BracketSampling(self, size)
+    def rungs(self, size: StudySize): return self._powers(self.low or 1, size.epochs)
+    def pruner(self, size: StudySize): return BracketSampling(self, size)
 
     def brackets(self, size: StudySize) -> list[int]: # share of trials of each, as whole numbers
         "floor(log_eta(epochs / low)) + 1 brackets, counted in whole numbers; their sizes as in Optuna's pruner"
@@ -443,7 +443,7 @@ class BracketSampling(optuna.pruners.HyperbandPruner):
 
 # %% ../nbs/50_strategies.ipynb #265da088
 @patch
-def within(self: Hyperband, course, history, size, trial=None):
+def within(self: Hyperband, course: Course, history: History, size: StudySize, trial=None):
     if course.number < self.first: return Verdict(False, f'the first {self.first} trials run in full')
     if not course.comparable: return Verdict(False, 'the number of epochs is searched, so no rungs are compared')
     values, bracket, rungs = course.curves[0], self.bracket(course.number, size), self.rungs(size)
@@ -462,7 +462,7 @@ class Wilcoxon(Strategy):
     threshold: float = .1 # p below which a trial is stopped
     name: ClassVar[str] = 'wilcoxon'
 
-    def between(self, course, history, size, trial=None):
+    def between(self, course: Course, history: History, size: StudySize, trial=None):
         from scipy.stats import wilcoxon
         if not history.complete: return Verdict(False, 'no complete trial yet')
         k, scores = course.done, np.asarray(course.scores)
@@ -485,8 +485,8 @@ class PrunerStrategy(Strategy):
             raise InputError(f"steps is {steps!r}, expected 'first', 'all' or 'epoch'")
         self.inner, self.steps = pruner, steps
 
-    def pruner(self, size): return self.inner
-    def asks(self, fold, epoch, size): return not fold or self.steps != 'first'
+    def pruner(self, size: StudySize): return self.inner
+    def asks(self, fold: int, epoch: int, size: StudySize): return not fold or self.steps != 'first'
     def __repr__(self): return f'{self.name}({type(self.inner).__name__}, steps={self.steps!r})'
 
     def seen(self, course: Course, size: StudySize) -> dict[int, float]: # step: value
@@ -508,7 +508,7 @@ def reads_running(self: PrunerStrategy):
 
 # %% ../nbs/50_strategies.ipynb #d978238e
 @patch
-def within(self: PrunerStrategy, course, history, size, trial=None):
+def within(self: PrunerStrategy, course: Course, history: History, size: StudySize, trial=None):
     pruner = type(self.inner).__name__
     if trial is None: raise InputError(f'{pruner} needs a study of Optuna; replay takes the other strategies')
     sign = 1 if trial.study.direction == optuna.study.StudyDirection.MAXIMIZE else -1
@@ -528,13 +528,13 @@ class Reports(Strategy):
     watches_study: ClassVar[bool] = True
     reads_running: ClassVar[bool] = False
 
-    def check(self, size): Asha.check(self, size)
-    def pruner(self, size):
+    def check(self, size: StudySize): Asha.check(self, size)
+    def pruner(self, size: StudySize):
         return optuna.pruners.PatientPruner(optuna.pruners.HyperbandPruner(
             min_resource=1, max_resource=size.epochs, reduction_factor=self.eta, bootstrap_count=self.bootstrap),
             self.patience)
-    def asks(self, fold, epoch, size): return True
-    def within(self, course, history, size, trial=None):
+    def asks(self, fold: int, epoch: int, size: StudySize): return True
+    def within(self, course: Course, history: History, size: StudySize, trial=None):
         return PrunerStrategy(trial.study.pruner, self.steps).within(course, history, size, trial)
 
 # %% ../nbs/50_strategies.ipynb #dcee9186

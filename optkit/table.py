@@ -459,7 +459,7 @@ class Table(ByValue):
             if part is not None and len(part) != len(self.texts): raise InputError(
                 f'{self.source}: {len(self.texts):,} texts and {len(part):,} {name}; expected one a text')
 
-    def number(self, row): # of a row in the source, the first is 1
+    def number(self, row: int): # of a row in the source, the first is 1
         return int(row) + 1 if self.numbers is None else int(self.numbers[row])
 
     def __len__(self): return len(self.texts)

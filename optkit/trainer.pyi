@@ -5,27 +5,16 @@ from .config import TrainConfig
 from .engine import Engine
 from .metrics import score
 from .progress import BackgroundRun, Meter
-from .recovery import SpikeWatch
-from .steps import Layout, steps
+from .recovery import Epoch
+from .steps import steps
 from .store import TokenStore
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-import numpy as np
+import numpy as np, torch
 
-__all__ = ['log', 'ROUNDING_ONLY_FIELDS', 'ENGINE_FIELDS', 'Epoch', 'FitResult', 'RunState', 'Trainer', 'Broken', 'with_rows', 'trial_config', 'fold_runner']
-@dataclass(frozen=True)
-class Epoch:
-    """What one epoch gave"""
-    epoch: int
-    train_loss: float
-    valid_loss: float
-    score: float
-    metrics: dict
-    samples_per_s: float
-    tokens_per_s: float
-    lr: float
+__all__ = ['log', 'ROUNDING_ONLY_FIELDS', 'ENGINE_FIELDS', 'FitResult', 'Trainer', 'with_rows', 'trial_config', 'fold_runner']
 @dataclass(frozen=True)
 class FitResult:
     """A finished run; the engine holds its best weights"""
@@ -39,36 +28,6 @@ class FitResult:
     decisions: tuple[dict, ...] = ...
     stopped: bool = ...
 log: Any
-@dataclass
-class RunState:
-    """Where a run stands"""
-    total: int
-    epoch: int = ...
-    within: int = ...
-    done: int = ...
-    skipped: int = ...
-    loss_sum: float = ...
-    weight_sum: float = ...
-    seconds: float = ...
-    rows: int = ...
-    tokens: int = ...
-    best: float | None = ...
-    since: int = ...
-    history: list = ...
-    scale: float = ...
-    again_from: int = ...
-    again: int = ...
-    recovered: bool = ...
-    layout: Layout = ...
-    eval_batch: int = ...
-    watch: SpikeWatch = ...
-    decisions: list = ...
-    finished: bool = ...
-
-    def to_dict(self): ...
-
-    @classmethod
-    def from_dict(cls, values, layout='sorted'): ...
 class Trainer:
     """Trains an engine on rows of a store"""
     engine: Engine
@@ -103,7 +62,7 @@ class Trainer:
     bar: Any
     made_of: Any
 
-    def __init__(self, engine: Engine, store: TokenStore, config: TrainConfig, progress: bool=False, on_step: Callable[[int, int], None] | None=None, on_epoch: Callable[[Epoch], None] | None=None, on_end: Callable[[FitResult], None] | None=None, folder: str | Path | None=None, custom: Callable[[np.ndarray, np.ndarray], float] | None=None, peak: float | None=None, tokenizer=None): ...
+    def __init__(self, engine: Engine, store: TokenStore, config: TrainConfig, progress: bool=False, on_step: Callable[[int, int], None] | None=None, on_epoch: Callable[[Epoch], None] | None=None, on_end: Callable[[FitResult], None] | None=None, folder: str | Path | None=None, custom: Callable[[np.ndarray, np.ndarray], float] | None=None, peak: float | None=None, tokenizer: Any=None): ...
 
     def stop(self):
         """Ask a run to end after its current step; what it has is kept, and it can be resumed"""
@@ -113,6 +72,9 @@ class Trainer:
 
     def decide(self, what: str, choice: Choice):
         """Log a decision and keep it"""
+
+    def predict(self, rows: np.ndarray) -> torch.Tensor:
+        """Outputs of rows, fewer at once where they do not fit"""
 
     def epochs(self, train: np.ndarray, valid: np.ndarray | None, resume: bool=False) -> Iterator[Epoch]:
         """Reset the engine, train, and give the result of each epoch; the best weights are kept, not put back.
@@ -128,13 +90,6 @@ Raises `FloatingPointError` when no epoch gave a number."""
     def refit(self, rows: np.ndarray, resume: bool=False) -> list[float]:
         """Reset the engine and train all epochs, without evaluation and early stopping.
 Raises `FloatingPointError` for a loss that is not a number."""
-class Broken(Exception):
-    """A loss that is not a number or has broken: at which step, with which rows"""
-    step: Any
-    rows: Any
-    why: Any
-
-    def __init__(self, step, rows, why): ...
 ROUNDING_ONLY_FIELDS: Any
 ENGINE_FIELDS: set
 def with_rows(config: TrainConfig, changes: dict) -> TrainConfig:

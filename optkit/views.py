@@ -23,7 +23,7 @@ from .space import curves, ended, fold_scores, spent, value_kind
 from .forecast import forecast
 from .claims import claims
 from .page import clip_text, row_verdict
-from .status import left_table
+from .presets import left_table
 from .training_views import (
     ask_by_file, BLUE, GREEN, GREY, joined, new_figure, ORANGE, plot_layout, press, RED, stacked,
     training_view, View, watch, whole_numbers, with_gaps)

@@ -348,7 +348,7 @@ def test_a_row_that_was_withdrawn_counts_nowhere_and_is_measured_again(tiny, fak
     data = read_ledger(path)
     assert (figures(data)['figure'], figures(data)['reason']) == ([], [claim.id]) and 'a factor: none' in ledger_summary(data)[1] and claim.id not in optimize_module.recorded_factors('h100', tmp_path)
     assert 'both sides were the same' in ledger_page(path).read_text('utf-8')
-    from optkit.status import gain_of
+    from optkit.presets import gain_of
     from optkit.views import claims_view
     assert gain_of(load_records(path), claim.id, 'h100') is None and claim.id not in {*claims_view(tmp_path).state.claim}
     kept = run_plan(tiny, dict(data), 50., lambda now: None, only={'bf16'}, **faked)

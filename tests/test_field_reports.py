@@ -63,7 +63,8 @@ from optkit.progress import Meter
 from optkit.page import study_figure
 from optkit.report import render
 from optkit.simulator import SyntheticCurves
-from optkit.status import memory_estimate, model_shape, OPTIMIZATIONS, preset_of, status
+from optkit.presets import memory_estimate, model_shape, preset_of
+from optkit.status import OPTIMIZATIONS, status
 from optkit.storage import open_storage, open_study, read_mode, sqlite_storage
 from optkit.base import read_json, write_json
 from optkit.config import parse_settings, TrainConfig

@@ -13,7 +13,9 @@ from optkit.cards import known_gpu
 from optkit.hardware import detect, hardware_with
 from optkit.progress import Progress, write_progress
 from optkit.records import read_committed
-from optkit.status import gain_of, OPTIMIZATIONS, preset_of, read_run, rows_that_fit, status
+from optkit.presets import gain_of, preset_of, rows_that_fit
+from optkit.run_folder import read_run
+from optkit.status import OPTIMIZATIONS, status
 from optkit.base import read_json, write_json
 from optkit.config import TrainConfig
 from optkit.build import make_engine
@@ -262,8 +264,7 @@ def test_the_fast_engine_is_told_by_its_row_of_a_ladder():
 
 def test_a_search_that_nobody_works_on_is_over(tmp_path):
     from filelock import FileLock
-    from optkit.run_folder import at_work
-    from optkit.status import standing
+    from optkit.run_folder import at_work, standing
     trials = [dict(number=n, state='complete', value=.5) for n in range(3)]
     write_json(tmp_path / 'run.json', dict(title='Study'))
     assert at_work(tmp_path) is None and standing(tmp_path) == ('Study: nothing done', False), 'no lock, as of a training'

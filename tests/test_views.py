@@ -170,7 +170,7 @@ def test_the_same_is_seen_by_another_view_of_the_same_folder(tmp_path):
 
 
 def test_a_training_over_folds_is_seen_in_the_fold_that_runs(tmp_path):
-    from optkit.status import standing
+    from optkit.run_folder import standing
     reading = Progress('finished', 10, 10, 2, 2, loss=.5, metric='macro_f1', score=.5)
     for n in (0, 1):
         (tmp_path / f'fold-0{n}').mkdir()
