@@ -130,7 +130,7 @@ class Engine:
     updating = gradients_kept = False # inside an update; gradients are outside the memory of the compiler's graphs
 
     def __init__(self,
-        model: torch.nn.Module, # of transformers (or peft around one); it is moved to the device and trained in place
+        model: torch.nn.Module, # of transformers or peft; moved to the device and trained in place
         precision: Precision, # see `precision.choose_precision`
         fused: bool = True, # AdamW in one kernel; False: foreach, the default of torch on a GPU
         compile: str | None = None, # mode of torch.compile ('default', 'max-autotune-no-cudagraphs', ...); None: eager
