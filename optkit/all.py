@@ -13,6 +13,8 @@ from pkgutil import iter_modules
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, torch
 import optkit
 
+from .base import moved
+
 # %% ../nbs/85_all.ipynb #45899ed0
 NOT_HERE = ('all', 'cli') # this module; commands
 
@@ -33,3 +35,7 @@ def public_names() -> tuple[dict, dict]: # by name: what it is; by name: modules
 _names, SHADOWED = public_names()
 globals().update(_names)
 __all__ = [*_names, 'SHADOWED', 'Path', 'np', 'pd', 'plt', 'torch']
+
+# %% ../nbs/85_all.ipynb #59b5a076
+__getattr__ = moved(__name__, 'experiments', 'bench', 'engine', Beside='BackgroundRun', Place='StudyLocation',
+                    Position='RunState', CHANGES_NOTHING='ROUNDING_ONLY_FIELDS', BUILT_IN='ENGINE_FIELDS')

@@ -308,7 +308,7 @@ def memory_estimate(
     checkpointing: str = 'off', # 'full' keeps the inputs of layers
     config: TrainConfig | None = None # its optimizer and average count
 ) -> dict[str, float]: # bytes: weights, training (gradients, AdamW's moments, the start to go back to), activations
-    "What a training step takes, by count: an estimate. `optkit.engine.plan_batch` measures."
+    "What a training step takes, by count: an estimate. `optkit.sizes.plan_batch` measures."
     config, n, hidden = config or TrainConfig(), shape['weights'], shape['hidden']
     s = dict(held=4 * n, trains=4 * n, trained=n, cast=2 * n, # in FP32
              inner=4 * hidden, norms=0, gated=False, vocabulary=0, pair=5, outputs=0, keeps_matrix=True) | shape
@@ -335,7 +335,7 @@ def rows_that_fit(
 
 # %% ../nbs/75_presets.ipynb #18229d3e
 _NO_ESTIMATE = ((None, 'off'), Reason('the whole step at once; one that does not fit is done again in smaller pieces '
-                                      '(optkit.engine.plan_batch measures the largest)', 'default'),
+                                      '(optkit.sizes.plan_batch measures the largest)', 'default'),
                 Reason('computes nothing twice', 'default'))
 
 # %% ../nbs/75_presets.ipynb #cf369fba

@@ -55,7 +55,7 @@ def model_shape(model: Any, config: TrainConfig | None=None) -> dict:
     """What the memory of a training depends on; a model from a configuration is in FP32, below an adapter in 16 bits"""
 SPARE: float
 def memory_estimate(shape: dict, rows: int, max_length: int=512, bytes_each: int=2, keeps_matrix: bool | None=None, checkpointing: str='off', config: TrainConfig | None=None) -> dict[str, float]:
-    """What a training step takes, by count: an estimate. `optkit.engine.plan_batch` measures."""
+    """What a training step takes, by count: an estimate. `optkit.sizes.plan_batch` measures."""
 def rows_that_fit(total_bytes: int, shape: dict, max_length: int=512, bytes_each: int=2, keeps_matrix: bool | None=None, share: float=0.9, **options) -> int:
     """How many rows of full length fit beside weights, gradients and AdamW"""
 def preset_of(card: str | Hardware='auto', model: Any=None, max_length: int=512, records: pd.DataFrame | None=None, **changes) -> Preset:

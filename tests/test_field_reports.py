@@ -1955,10 +1955,11 @@ def test_field_rates_and_mfu_count_no_padding(layout, monkeypatch):
 
 def test_field_a_ladder_counts_padding_apart():
     "Two steps of a second each, of which every row is padded to 64"
-    from optkit.ladder import _rates
+    from optkit.ladder import step_rates
     store, model = tokenise(example_table(16), word_tokenizer(), 64, progress=False), example_model()
     plan = list(steps(store, np.arange(16), 8, layout='full'))
-    found, real = _rates([1., 1.], [0, 1], plan, store, model, 1e9), store.lengths.sum()
+    flops_of, real = lambda lengths: training_flops(model, lengths), store.lengths.sum()
+    found = step_rates([1., 1.], [[step] for step in plan], store, flops_of, 1e9)
     assert found['mfu'] == pytest.approx(training_flops(model, store.lengths) / 2e9)
     assert found['padded_tokens_per_s']['p50'] == 8 * 64 and found['samples_per_s']['p50'] == 8
     assert found['tokens_per_s']['p20'] + found['tokens_per_s']['p80'] == pytest.approx(real)

@@ -1,5 +1,7 @@
 "How the chapters hang together: `tools/house.py` measures it, and the structure stays as it is"
 import importlib
+import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -73,7 +75,7 @@ def test_an_example_calls_the_name(source, shown):
 @pytest.mark.parametrize('old, name, new', [('data', 'TokenStore', 'store'), ('data', 'steps', 'steps'),
     ('engine', 'load_model', 'models'), ('hardware', 'known_gpu', 'cards'), ('trainer', 'TrainConfig', 'config'),
     ('hpo', 'parse_space', 'space'), ('claims', 'optimize', 'optimize'), ('job', 'JobConfig', 'job_plan'),
-    ('job', 'sha256_of', 'job_plan'), ('views', 'watch', 'training_views'), ('views', 'limit_of', 'training_views')])
+    ('job', 'sha256_of', 'job_plan'), ('all', 'EXPERIMENTS', 'experiments'), ('views', 'watch', 'training_views'), ('views', 'limit_of', 'training_views')])
 def test_names_that_moved_can_be_read_from_their_old_module_with_a_warning(old, name, new):
     module = importlib.import_module(f'optkit.{old}')
     with warnings.catch_warnings(record=True) as caught:
@@ -83,7 +85,8 @@ def test_names_that_moved_can_be_read_from_their_old_module_with_a_warning(old, 
 
 
 @pytest.mark.parametrize('module, old, new', [('trainer', 'Position', 'RunState'), ('trainer', 'CHANGES_NOTHING', 'ROUNDING_ONLY_FIELDS'),
-    ('trainer', 'BUILT_IN', 'ENGINE_FIELDS'), ('progress', 'Beside', 'BackgroundRun'), ('store', 'place', 'to_device'), ('data', 'place', 'to_device')])
+    ('trainer', 'BUILT_IN', 'ENGINE_FIELDS'), ('progress', 'Beside', 'BackgroundRun'), ('store', 'place', 'to_device'), ('data', 'place', 'to_device'),
+    ('all', 'Beside', 'BackgroundRun'), ('all', 'Place', 'StudyLocation'), ('all', 'Position', 'RunState')])
 def test_names_of_before_can_be_read_with_a_warning(module, old, new):
     module = importlib.import_module(f'optkit.{module}')
     with pytest.warns(DeprecationWarning, match=f'{old} is now {new}'): value = getattr(module, old)
@@ -101,3 +104,21 @@ def test_readme_fits_one_screen_before_the_first_command():
     before, commands, after = (ROOT / 'README.md').read_text('utf-8').split('```')[:3]
     assert len(before.split('-->')[1].split()) < 120 and before.count('<img ') == 1 and len(commands.strip().splitlines()) == 3
     assert 'does not win' in after and after.count('\n|---') == 1 # one table, and what it leaves out
+
+
+PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *(ROOT / 'bench').glob('*.md'), *(ROOT / 'nbs').glob('*.ipynb')]
+
+def prose(page):
+    text = page.read_text('utf-8')
+    if page.suffix == '.md': return text
+    return '\n'.join(''.join(c['source']) for c in json.loads(text)['cells'] if c['cell_type'] == 'markdown')
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_say_their_numbers(page):
+    for said, target in re.findall(r'\[([^\]\n]*)\]\(([^)\s]+)\)', prose(page)):
+        if target.startswith(('http', '#')): continue
+        path = page.parent / target.split('#')[0]
+        assert path.exists(), (said, target)
+        number = re.search(r'\b\d\d\b', said)
+        assert not number or path.suffix != '.ipynb' or path.name.startswith(number[0]), (said, target)
