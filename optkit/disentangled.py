@@ -21,9 +21,9 @@ INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1' # kernels run on the CPU
 BLOCK = 128 # tokens of the largest tile
 
 def distances(
-    module, # DeBERTa's self-attention
+    module: torch.nn.Module, # DeBERTa's self-attention
     longest: int, # tokens of the longest row
-    device,
+    device: str | torch.device,
 ) -> torch.Tensor: # int32 [2 reach + 1], `reach` being at least `longest`
     "The entry of the position table for each distance of a query from a key, from -reach to reach"
     reach = math.ceil(longest / BLOCK) * BLOCK

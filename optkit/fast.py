@@ -94,7 +94,7 @@ def _from_compiler(exc) -> bool:
 _KEPT_IN = {} # what `keep_compiled` has set itself
 
 def keep_compiled(
-    folder # of the run; made when it is missing
+    folder: str | Path # of the run; made when it is missing
 ) -> dict: # folder of each compiler, from now on
     """Let the compilers of torch and Triton keep what they make in `folder`, unless the user's variables name one.
     torch's own cache takes the place of a folder that a command line would take apart, such as one with a blank."""
@@ -118,7 +118,7 @@ class FastEngine(Engine):
     "An engine whose steps are built once for a few shapes"
     gradients = () # (weight, its gradient) pairs, at addresses that graphs hold
 
-    def __init__(self, model, precision, # as of `Engine`
+    def __init__(self, model: torch.nn.Module, precision: Precision, # as of `Engine`
         at_once: int | None = None, # rows of a micro-batch at most; None: 64 in places, end to end `TOKENS`
         most: int = 4, # shapes for each number of rows
         least: int = 32, octave: int = 2, # of `length_ladder`
@@ -250,7 +250,7 @@ def reset(self: FastEngine, *args, rows: int = 0, **values):
 # %% ../nbs/38_fast.ipynb #5b1998d9
 @torch.no_grad()
 @tf32_set(False) # its rounding would hide, or look like, a difference
-def places_problem(engine, call: PlacedPacking, store: TokenStore, exact: bool = True) -> str: # '': none
+def places_problem(engine: Engine, call: PlacedPacking, store: TokenStore, exact: bool = True) -> str: # '': none
     "What is wrong when three rows go through the model in places; not `exact`: in the format of the steps"
     trial = packing_trial_store(engine.model.config, store.max_length, 'classification')
     trial, training = replace(trial, targets=None).to(engine.device), engine.model.training

@@ -15,7 +15,7 @@ def end_to_end_problem(kinds: set, device: str, capability: tuple[int, int] | No
     """Why rows need places inside attention, and cannot be taken end to end"""
 def padded_shapes(lengths: np.ndarray, rows: int, tokens: int=4096) -> Choice:
     """One shape for each length of the ladder, for models whose rows stay padded"""
-def keep_compiled(folder) -> dict:
+def keep_compiled(folder: str | Path) -> dict:
     """Let the compilers of torch and Triton keep what they make in `folder`, unless the user's variables name one.
 torch's own cache takes the place of a folder that a command line would take apart, such as one with a blank."""
 TOKENS: int
@@ -51,7 +51,7 @@ class FastEngine(Engine):
     micro_batches: Any
     updating: bool
 
-    def __init__(self, model, precision, at_once: int | None=None, most: int=4, least: int=32, octave: int=2, graphs: bool | None=None, layers: bool | None=None, beside: bool=True, end_to_end: bool=True, dynamic: bool=True, attention: str='optkit', **kwargs): ...
+    def __init__(self, model: torch.nn.Module, precision: Precision, at_once: int | None=None, most: int=4, least: int=32, octave: int=2, graphs: bool | None=None, layers: bool | None=None, beside: bool=True, end_to_end: bool=True, dynamic: bool=True, attention: str='optkit', **kwargs): ...
 
     def set(self, **values):
         """Values of the next steps, see `Engine.set`; they go into tensors that the graphs read"""
@@ -87,5 +87,5 @@ class FastEngine(Engine):
         """Outputs of rows, in their order, see `Engine.predict`"""
 @torch.no_grad()
 @tf32_set(False)
-def places_problem(engine, call: PlacedPacking, store: TokenStore, exact: bool=True) -> str:
+def places_problem(engine: Engine, call: PlacedPacking, store: TokenStore, exact: bool=True) -> str:
     """What is wrong when three rows go through the model in places; not `exact`: in the format of the steps"""

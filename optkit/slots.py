@@ -142,7 +142,7 @@ def choose_shapes(
 # %% ../nbs/37_slots.ipynb #a460c672
 class StaticBatch:
     "The inputs of one shape, at fixed addresses on the device"
-    def __init__(self, shape: Shape, store: TokenStore, device):
+    def __init__(self, shape: Shape, store: TokenStore, device: str | torch.device):
         self.shape, self.task, self.pad, self.types = shape, store.task, store.pad_id, store.type_ids is not None
         self.per_token, self.floats = store.targets is not None, store.task in ('regression', 'multilabel')
         self.width = store.labels.shape[1:] # numbers a row, where there are several
@@ -236,7 +236,7 @@ class PlacedPacking(Packing):
     "Calls a model on rows in places as if each came alone"
     end_to_end = False # attention without places, see `fast.end_to_end_problem`
 
-    def __init__(self, model,
+    def __init__(self, model: torch.nn.Module,
         native: bool = False # whether the model's own attention runs in the places
     ):
         super().__init__(model, False)
@@ -356,7 +356,7 @@ class PaddedCall:
     "Calls a model on padded rows in the way of `PlacedPacking`"
     native = end_to_end = False
 
-    def __init__(self, model):
+    def __init__(self, model: torch.nn.Module):
         self.model = model
         self.extra = dict(use_cache=False) if 'use_cache' in inspect.signature(model.forward).parameters else {}
         self.encoders = [(m, {}) for m in model.modules() if hasattr(m, 'get_rel_pos')]

@@ -59,7 +59,7 @@ class StaticBatch:
     hosts: list
     events: Any
 
-    def __init__(self, shape: Shape, store: TokenStore, device): ...
+    def __init__(self, shape: Shape, store: TokenStore, device: str | torch.device): ...
 
     def parts(self, array): ...
 
@@ -79,7 +79,7 @@ class PlacedPacking(Packing):
     relative: Any
     stands: list
 
-    def __init__(self, model, native: bool=False): ...
+    def __init__(self, model: torch.nn.Module, native: bool=False): ...
 
     def switched(self, work=None):
         """The attention modules go by places inside; `work`: as of `Places`"""
@@ -93,11 +93,11 @@ class PaddedCall:
     """Calls a model on padded rows in the way of `PlacedPacking`"""
     native: bool
     end_to_end: bool
-    model: Any
+    model: torch.nn.Module
     extra: Any
     encoders: list
 
-    def __init__(self, model): ...
+    def __init__(self, model: torch.nn.Module): ...
 
     def set_places(self, shape, inputs):
         """Padded rows have none"""
