@@ -11,13 +11,14 @@ import gc, math, os, re, shlex, subprocess, time, traceback, types
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from fastcore.basics import patch
 
 from .base import Choice, InputError, moved
-from .precision import tf32_set
+from .precision import Precision, tf32_set
 from .store import TokenStore
 from .steps import batch_of, is_cut, Layout, row_numbers
 from .batch_finder import is_out_of_memory

@@ -2,9 +2,10 @@
 
 from .base import Choice
 from .engine import Engine
-from .precision import tf32_set
+from .precision import Precision, tf32_set
 from .slots import PaddedCall, PlacedPacking, Shape
 from .store import TokenStore
+from pathlib import Path
 from typing import Any
 import numpy as np, torch
 
