@@ -10,7 +10,6 @@ import json, os
 from pathlib import Path
 
 from .base import InputError, read_json
-from .progress import read_progress
 
 # %% ../nbs/47_run_folder.ipynb #7607bdde
 def at_work(
@@ -96,6 +95,7 @@ def read_run(
     folder: str | Path # run folder
 ) -> dict: # files by name, and 'progress'
     "What a run folder holds, as far as it can be read. Raises `InputError` for a folder that is none."
+    from optkit.progress import read_progress # loads torch, which the help of a command does not need
     folder = Path(folder)
     if not folder.is_dir(): raise InputError(f'{folder}: no such run folder')
     run = {name: _read_part(folder / f'{name}.json') for name in _RUN_FILES}
