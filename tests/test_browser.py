@@ -297,7 +297,7 @@ def test_the_examples_run_with_their_views_live(page, lab, name):
     open_notebook(page, address, f'{name}.ipynb')
     page.js(f"window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs'); 0")
     run_all(page, 400)
-    at = page.js(f"{PANEL}.content.widgets.findIndex(w => /(study|training)_view\\(/.test(w.model.sharedModel.getSource()))")
+    at = page.js(f"{PANEL}.content.widgets.findIndex(w => /^(study|training)_view\\(folder/m.test(w.model.sharedModel.getSource()))")
     scroll_to(page, at)
     until(lambda: page.js(f"{PANEL}.content.widgets[{at}].node.querySelectorAll('.js-plotly-plot .main-svg').length"), 30, what='a live view')
     page.shot(name)
