@@ -11,7 +11,7 @@ import itertools, math, os
 
 import torch
 
-from .attention import Places, position_rows, triton
+from .attention import Attention, RowEnds, triton
 
 if triton is not None: import triton.language as tl
 
@@ -21,14 +21,18 @@ INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1' # kernels run on the CPU
 BLOCK = 128 # tokens of the largest tile
 
 def distances(
-    module: torch.nn.Module, # DeBERTa's self-attention
+    module: torch.nn.Module, # DeBERTa's self-attention, or MPNet's encoder
     longest: int, # tokens of the longest row
     device: str | torch.device,
 ) -> torch.Tensor: # int32 [2 reach + 1], `reach` being at least `longest`
     "The entry of the position table for each distance of a query from a key, from -reach to reach"
     reach = math.ceil(longest / BLOCK) * BLOCK
-    far, _ = position_rows(module, [reach + 1], device) # from -reach - 1 to reach
-    return far[1:].int()
+    far = torch.arange(-reach, reach + 1, device=device)
+    if hasattr(module, 'relative_position_bucket'): return module.relative_position_bucket(-far).int() # MPNet
+    if module.position_buckets > 0:
+        from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+        far = make_log_bucket_position(far, module.position_buckets, module.max_relative_positions).long()
+    return (far + module.pos_ebd_size).clamp(0, 2 * module.pos_ebd_size - 1).int()
 
 # %% ../nbs/36_disentangled.ipynb #1af5b957
 def _mixed(x):
@@ -437,11 +441,11 @@ def disentangled_attention(
     return _op(qkv, pos_key, pos_query, far, ends, seed, scale, dropout)[0]
 
 # %% ../nbs/36_disentangled.ipynb #e914a863
-def whole_disentangled(places: Places, qkv, pos_key, pos_query, heads, factor, dropout, number):
-    "Context [tokens, width] of rows end to end, and what the backward pass needs, see `attend_in_places`"
-    split = lambda t: None if t is None else t.reshape(len(t), heads, -1).contiguous()
-    args = (split(pos_key), split(pos_query), places.far, places.ends, places.seed, number, factor, dropout)
-    out, lse = _launch_forward(qkv.reshape(len(qkv), 3, heads, -1).contiguous(), *args)
+def whole_disentangled(rows: RowEnds, qkv, pos_key, pos_query, how: Attention, number):
+    "Context [tokens, width] of rows end to end, and what the backward pass needs, see `attend_tokens`"
+    split = lambda t: None if t is None else t.reshape(len(t), how.heads, -1).contiguous()
+    args = (split(pos_key), split(pos_query), rows.far, rows.ends, rows.seed, number, how.scale, how.dropout)
+    out, lse = _launch_forward(qkv.reshape(len(qkv), 3, how.heads, -1).contiguous(), *args)
     return out.flatten(1), (args[2:], lse)
 
 def whole_disentangled_back(state, grad, qkv, out, pos_key, pos_query):
@@ -459,7 +463,7 @@ def disentangled_problem(
     device: str, capability: tuple[int, int] | None, # of the GPU
     depth: int, # of a head
 ) -> str: # '': none
-    "Why DeBERTa's rows need places inside attention"
+    "Why DeBERTa's rows cannot be taken end to end"
     card = '.'.join(map(str, capability or ()))
     reasons = {
         'Triton is not installed': triton is None,
