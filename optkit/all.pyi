@@ -16,6 +16,7 @@ from .space import *
 from .slots import *
 from .sizes import *
 from .simulator import *
+from .shapes import *
 from .run_folder import *
 from .roofline import *
 from .report import *
