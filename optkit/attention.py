@@ -318,10 +318,11 @@ def _deberta_projected(self, hidden, queries, rel_embeddings):
     else: qkv = torch.cat([p(t) for p, t in zip(projections, (queries, hidden, hidden))], -1)
     if not names: return qkv, {}
     positions = self.pos_dropout(rel_embeddings[:2 * self.pos_ebd_size])
-    if weights is None or not self.share_att_key or len(names) < 2:
+    if weights is None or weights[1] is None or not self.share_att_key or len(names) < 2:
         return qkv, {kind: getattr(self, name)(positions) for kind, name in names.items()}
-    weight, bias = (None if t is None else t[:2 * self.all_head_size] for t in weights) # of queries and keys
-    return qkv, dict(zip(names, F.linear(positions, weight, bias).chunk(2, -1)))
+    weight, bias = (t[:2 * self.all_head_size].unflatten(0, (2, -1)) for t in weights) # of queries and keys
+    both = torch.baddbmm(bias[:, None], positions.expand(2, -1, -1), weight.mT) # one product, each result by itself
+    return qkv, dict(zip(names, both))
 
 # %% ../nbs/35_attention.ipynb #f2d14d8b
 def _deberta_rows(self, hidden_states, attention_mask=None, output_attentions=False, query_states=None,
@@ -340,13 +341,39 @@ def _mpnet_rows(self, hidden_states, attention_mask=None, position_bias=None, ou
     "MPNet's attention; `position_bias`: the table of its encoder [entries, heads]"
     heads, depth = self.num_attention_heads, self.attention_head_size
     qkv = _projected([self.q, self.k, self.v], hidden_states[0]).unflatten(1, (3, heads, depth))
-    qkv = F.pad(qkv, (0, depth)) # heads of twice the depth
-    one = torch.arange(2 * depth, device=qkv.device) == depth
-    qkv = torch.where(one & (torch.arange(3, device=qkv.device) == 0)[:, None, None], torch.ones_like(qkv), qkv)
-    pos_key = (position_bias[..., None] * depth**.5) * one
+    more = qkv.new_zeros(len(qkv), 3, heads, depth) # heads of twice the depth
+    more[:, 0, :, 0] = 1
+    qkv, pos_key = torch.cat([qkv, more], -1), F.pad((position_bias * depth**.5)[..., None], (depth, depth - 1))
     how = Attention(heads, heads, depth**-.5, self.dropout.p if self.training else 0.)
     out = attend_tokens(qkv.flatten(1), how, pos_key.flatten(1)).unflatten(1, (heads, 2 * depth))[..., :depth]
     return self.o(out.flatten(1))[None],
+
+# %% ../nbs/35_attention.ipynb #b0f3c1e2
+def _mixed(x): # int32
+    "A hash of 32 bits (lowbias32)"
+    x = (x ^ ((x >> 16) & 0xffff)) * 0x7feb352d
+    x = (x ^ ((x >> 15) & 0x1ffff)) * -0x7b935975 # 0x846ca68b
+    return x ^ ((x >> 16) & 0xffff)
+
+def hashed_dropout(
+    x: torch.Tensor, # of fewer than 2**31 numbers
+    p: float, # share that becomes 0
+    seed: torch.Tensor # int64 [1] on the device, below 2**62
+) -> torch.Tensor: # as `x`
+    "Dropout whose mask follows from the seed and each number's index"
+    width = x.shape[-1]
+    row, column = (torch.arange(n, dtype=torch.int32, device=x.device) for n in (x.numel() // width, width))
+    shift, factor = (seed & 0x7fffffff).int(), (seed >> 31).int() | 1
+    drawn = _mixed(row[:, None] * width + column + shift) * factor
+    keep = drawn ^ ((drawn >> 16) & 0xffff) >= round(p * 2**32) - 2**31
+    return torch.where(keep.view(x.shape), x * (1 / (1 - p)), 0)
+
+# %% ../nbs/35_attention.ipynb #b0f3c1e4
+class HashedDropout(torch.nn.Dropout):
+    "Dropout of a layer by `hashed_dropout`; `rows` has the seed of the step, `own_seed` that of the module"
+    def forward(self, input):
+        if not self.training or not self.p: return input
+        return hashed_dropout(input, self.p, self.rows.seed ^ self.own_seed)
 
 # %% ../nbs/35_attention.ipynb #a7100021
 def attention_kind(module: torch.nn.Module) -> str | None: # 'deberta', 'mpnet', 'bert' or 'interface'; None: not known

@@ -352,7 +352,7 @@ def _switched(self: FastEngine, call, compiled=True):
     try:
         torch.set_autocast_cache_enabled(False) # a cast that is kept would not be made again in a replay
         for layer in layers: layer.forward = types.MethodType(self._compiled_layer(type(layer)), layer)
-        with torch._dynamo.config.patch(recompile_limit=64), call.switched(), self.precision.applied(): yield
+        with torch._dynamo.config.patch(recompile_limit=64), call.switched(layers), self.precision.applied(): yield
     finally:
         torch.set_autocast_cache_enabled(cached)
         for layer in layers: layer.__dict__.pop('forward', None)

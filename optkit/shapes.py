@@ -22,7 +22,7 @@ from .table import IGNORED
 from .store import TokenStore
 from .packing import Packing
 from .attention import (
-    attend_interface, attention_kind, by_rows, INTERFACE, plain_backward, plain_forward, RowEnds)
+    attend_interface, attention_kind, by_rows, HashedDropout, INTERFACE, plain_backward, plain_forward, RowEnds)
 from .disentangled import distances, drawn_seed, whole_disentangled, whole_disentangled_back
 
 # %% ../nbs/37_shapes.ipynb #2110f189
@@ -203,7 +203,7 @@ class EndToEnd(Packing):
 
     def __init__(self, model: torch.nn.Module, per_token: bool = False): # whether logits are of tokens
         super().__init__(model, per_token)
-        self.rows, self.known = RowEnds(), {} # known: entries of positions, by the longest row
+        self.rows, self.known, self.seeds = RowEnds(), {}, [] # known: entries of positions, by the longest row
         self.modules = [m for m in self.base.modules() if attention_kind(m)]
         self.kinds = {attention_kind(m) for m in self.modules}
         unknown = {type(m).__name__ for m in self.base.modules() if type(m).__name__.endswith('Attention')
@@ -227,7 +227,9 @@ class EndToEnd(Packing):
 # %% ../nbs/37_shapes.ipynb #969bd31b
 @patch
 @contextmanager
-def switched(self: EndToEnd):
+def switched(self: EndToEnd,
+    layers: list = () # compiled ones, whose dropout is hashed
+):
     "The attention modules go by rows inside"
     before, configs = [], {id(m.config): m.config for m in self.modules if attention_kind(m) == 'interface'}
     named = [(c, c._attn_implementation_internal) for c in configs.values()]
@@ -238,6 +240,9 @@ def switched(self: EndToEnd):
             if (kind := attention_kind(m)) == 'interface': continue
             before.append((m, type(m), m.__dict__.get('rows')))
             m.__dict__['rows'], m.__class__ = self.rows, by_rows(type(m), kind)
+        for m, seed in self._dropouts(layers):
+            before.append((m, type(m), None))
+            m.__dict__['rows'], m.__dict__['own_seed'], m.__class__ = self.rows, seed, HashedDropout
         if 'mpnet' in self.kinds: # the table itself instead of a bias for each pair of tokens
             self.encoder.compute_position_bias = lambda *args: self.encoder.relative_attention_bias.weight
         yield
@@ -245,9 +250,18 @@ def switched(self: EndToEnd):
         for config, name in named: config._attn_implementation_internal = name
         for m, cls, rows in before:
             m.__class__ = cls
-            m.__dict__.pop('rows')
+            for name in ('rows', 'own_seed'): m.__dict__.pop(name, None)
             if rows is not None: m.__dict__['rows'] = rows
         if 'mpnet' in self.kinds: self.encoder.__dict__.pop('compute_position_bias', None)
+
+@patch
+def _dropouts(self: EndToEnd, layers):
+    "Dropout modules of layers, each with a seed of its own"
+    modules = [m for layer in layers for m in layer.modules() if type(m) is torch.nn.Dropout and m.p]
+    if len(self.seeds) < len(modules):
+        drawn = torch.randint(2**62, (len(modules), 1), generator=torch.Generator().manual_seed(0))
+        self.seeds = list(drawn.to(next(self.base.parameters()).device))
+    return zip(modules, self.seeds)
 
 def _register():
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -328,7 +342,7 @@ class PaddedCall:
         return self.model(**{n: inputs[n] for n in names if n in inputs}, **self.extra).logits
 
     @contextmanager
-    def switched(self):
+    def switched(self, layers=()):
         for encoder, known in self.encoders: encoder.get_rel_pos = partial(_cached_positions, encoder, known)
         try: yield
         finally:

@@ -51,6 +51,7 @@ class EndToEnd(Packing):
     whole_rows: bool
     rows: RowEnds
     known: dict
+    seeds: Any
     modules: list
     kinds: Any
     relative: Any
@@ -60,7 +61,7 @@ class EndToEnd(Packing):
     @property
     def depth(self): ...
 
-    def switched(self):
+    def switched(self, layers: list=...):
         """The attention modules go by rows inside"""
 
     def set_rows(self, shape: Shape, inputs: dict, longest: int):
@@ -82,6 +83,6 @@ class PaddedCall:
     def __call__(self, inputs: dict): ...
 
     @contextmanager
-    def switched(self): ...
+    def switched(self, layers=...): ...
 def masked_loss(task: str, logits: torch.Tensor, labels: torch.Tensor, held: torch.Tensor, smoothing: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The loss of `Engine` with its values as tensors"""
