@@ -363,8 +363,8 @@ def hashed_dropout(
     "Dropout whose mask follows from the seed and each number's index"
     width = x.shape[-1]
     row, column = (torch.arange(n, dtype=torch.int32, device=x.device) for n in (x.numel() // width, width))
-    shift, factor = (seed & 0x7fffffff).int(), (seed >> 31).int() | 1
-    drawn = _mixed(row[:, None] * width + column + shift) * factor
+    shift = _mixed(_mixed((seed & 0x7fffffff).int()) ^ (seed >> 31).int())
+    drawn = _mixed(row[:, None] * width + column + shift) * (_mixed(shift + 1) | 1)
     keep = drawn ^ ((drawn >> 16) & 0xffff) >= round(p * 2**32) - 2**31
     return torch.where(keep.view(x.shape), x * (1 / (1 - p)), 0)
 
