@@ -118,16 +118,16 @@ def _row_back(grad, row, tables, how, share, keep):
     "Gradients of a row's queries, keys and values by head of queries, and of both tables"
     along = grad @ row.v.mT * keep
     slope = share * (along - (along * share).sum(-1, keepdim=True)) * how.scale
-    grads, found = [slope @ row.k, slope.mT @ row.q, (share * keep).mT @ grad], []
+    grads, table_grads = [slope @ row.k, slope.mT @ row.q, (share * keep).mT @ grad], []
     for n, table in enumerate(tables):
         if table is None:
-            found.append(None)
+            table_grads.append(None)
             continue
         pairs, at, t = (slope, row.at, row.q) if n == 0 else (slope.mT, row.at.mT, row.k)
         by_entry = pairs.new_zeros(*pairs.shape[:-1], len(table)).scatter_add_(-1, at, pairs)
         grads[n] = grads[n] + by_entry @ table.transpose(0, 1)
-        found.append((by_entry.mT @ t).transpose(0, 1))
-    return grads, found
+        table_grads.append((by_entry.mT @ t).transpose(0, 1))
+    return grads, table_grads
 
 # %% ../nbs/35_attention.ipynb #7a1f9d05
 def plain_backward(state, grad, qkv, out, pos_key, pos_query):
@@ -141,10 +141,10 @@ def plain_backward(state, grad, qkv, out, pos_key, pos_query):
         row = _row(tokens, begin, end, rows, how)
         share, keep = _share(row, tables, how, seed, begin)
         sent = grad.unflatten(1, (how.heads, -1))[begin:end].transpose(0, 1).to(wide)
-        grads, found = _row_back(sent, row, tables, how, share, keep)
+        grads, of_tables = _row_back(sent, row, tables, how, share, keep)
         for to, g in zip(into, grads): # heads of queries that share a key add up
             to[begin:end] = g.transpose(0, 1).unflatten(1, (to.shape[1], -1)).sum(2)
-        for to, g in zip(table_grads, found):
+        for to, g in zip(table_grads, of_tables):
             if to is not None: to += g
     back = [None if g is None else g.flatten(1).to(qkv.dtype) for g in table_grads]
     return torch.cat(into, 1).flatten(1).to(qkv.dtype), *back
@@ -261,8 +261,8 @@ def attend_tokens(
 
 # %% ../nbs/35_attention.ipynb #b0f3c1b2
 INTERFACE = 'optkit_rows' # name of `attend_interface` in transformers
-_PLAIN = {'position_ids', 'position_embeddings', 'output_attentions', 'output_hidden_states', 'use_cache', 'deterministic',
-          'return_dict', 'cache_position', 'num_items_in_batch', 'is_causal'} # arguments that change no score
+_PLAIN = {'position_ids', 'position_embeddings', 'output_attentions', 'output_hidden_states', 'use_cache',
+          'deterministic', 'return_dict', 'cache_position', 'num_items_in_batch', 'is_causal'} # change no score
 
 def attend_interface(
     module: torch.nn.Module, # of attention
