@@ -10,6 +10,7 @@ import itertools, math, sys
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
@@ -97,7 +98,7 @@ def _share(row, tables, how, seed, begin):
         scores = scores + (terms if t is row.q else terms.mT)
     share = (scores * how.scale).masked_fill(~_seen(scores.shape[-1], how, scores.device), -math.inf).softmax(-1)
     if not how.dropout: return share, torch.ones((), dtype=share.dtype, device=share.device)
-    drawn = torch.rand(share.shape, generator=torch.Generator().manual_seed((seed + begin) % 2**63))
+    drawn = torch.from_numpy(np.random.default_rng([*seed, begin]).random(share.shape, np.float32))
     return share, (drawn >= how.dropout).to(share) / (1 - how.dropout)
 
 def _tables(how, *tables): return [None if t is None else t.unflatten(1, (how.heads, -1)) for t in tables]
@@ -105,7 +106,7 @@ def _tables(how, *tables): return [None if t is None else t.unflatten(1, (how.he
 # %% ../nbs/35_attention.ipynb #7a1f9d02
 def plain_forward(rows, qkv, pos_key, pos_query, how, number):
     "Context [tokens, width], 0 for tokens of no row; and what `plain_backward` needs"
-    tokens, tables, seed = parts(qkv, how), _tables(how, pos_key, pos_query), int(rows.seed) + (number << 32)
+    tokens, tables, seed = parts(qkv, how), _tables(how, pos_key, pos_query), (int(rows.seed), number)
     out = torch.zeros_like(tokens[0], memory_format=torch.contiguous_format)
     for begin, end in itertools.pairwise(rows.ends.tolist()):
         row = _row(tokens, begin, end, rows, how)
