@@ -13,7 +13,6 @@ from .storage import *
 from .steps import *
 from .status import *
 from .space import *
-from .slots import *
 from .sizes import *
 from .simulator import *
 from .shapes import *
