@@ -10,6 +10,7 @@ import itertools, math, sys
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
@@ -97,7 +98,7 @@ def _share(row, tables, how, seed, begin):
         scores = scores + (terms if t is row.q else terms.mT)
     share = (scores * how.scale).masked_fill(~_seen(scores.shape[-1], how, scores.device), -math.inf).softmax(-1)
     if not how.dropout: return share, torch.ones((), dtype=share.dtype, device=share.device)
-    drawn = torch.rand(share.shape, generator=torch.Generator().manual_seed((seed + begin) % 2**63))
+    drawn = torch.from_numpy(np.random.default_rng([*seed, begin]).random(share.shape, np.float32))
     return share, (drawn >= how.dropout).to(share) / (1 - how.dropout)
 
 def _tables(how, *tables): return [None if t is None else t.unflatten(1, (how.heads, -1)) for t in tables]
@@ -105,7 +106,7 @@ def _tables(how, *tables): return [None if t is None else t.unflatten(1, (how.he
 # %% ../nbs/35_attention.ipynb #7a1f9d02
 def plain_forward(rows, qkv, pos_key, pos_query, how, number):
     "Context [tokens, width], 0 for tokens of no row; and what `plain_backward` needs"
-    tokens, tables, seed = parts(qkv, how), _tables(how, pos_key, pos_query), int(rows.seed) + (number << 32)
+    tokens, tables, seed = parts(qkv, how), _tables(how, pos_key, pos_query), (int(rows.seed), number)
     out = torch.zeros_like(tokens[0], memory_format=torch.contiguous_format)
     for begin, end in itertools.pairwise(rows.ends.tolist()):
         row = _row(tokens, begin, end, rows, how)
@@ -118,16 +119,16 @@ def _row_back(grad, row, tables, how, share, keep):
     "Gradients of a row's queries, keys and values by head of queries, and of both tables"
     along = grad @ row.v.mT * keep
     slope = share * (along - (along * share).sum(-1, keepdim=True)) * how.scale
-    grads, found = [slope @ row.k, slope.mT @ row.q, (share * keep).mT @ grad], []
+    grads, table_grads = [slope @ row.k, slope.mT @ row.q, (share * keep).mT @ grad], []
     for n, table in enumerate(tables):
         if table is None:
-            found.append(None)
+            table_grads.append(None)
             continue
         pairs, at, t = (slope, row.at, row.q) if n == 0 else (slope.mT, row.at.mT, row.k)
         by_entry = pairs.new_zeros(*pairs.shape[:-1], len(table)).scatter_add_(-1, at, pairs)
         grads[n] = grads[n] + by_entry @ table.transpose(0, 1)
-        found.append((by_entry.mT @ t).transpose(0, 1))
-    return grads, found
+        table_grads.append((by_entry.mT @ t).transpose(0, 1))
+    return grads, table_grads
 
 # %% ../nbs/35_attention.ipynb #7a1f9d05
 def plain_backward(state, grad, qkv, out, pos_key, pos_query):
@@ -141,10 +142,10 @@ def plain_backward(state, grad, qkv, out, pos_key, pos_query):
         row = _row(tokens, begin, end, rows, how)
         share, keep = _share(row, tables, how, seed, begin)
         sent = grad.unflatten(1, (how.heads, -1))[begin:end].transpose(0, 1).to(wide)
-        grads, found = _row_back(sent, row, tables, how, share, keep)
+        grads, of_tables = _row_back(sent, row, tables, how, share, keep)
         for to, g in zip(into, grads): # heads of queries that share a key add up
             to[begin:end] = g.transpose(0, 1).unflatten(1, (to.shape[1], -1)).sum(2)
-        for to, g in zip(table_grads, found):
+        for to, g in zip(table_grads, of_tables):
             if to is not None: to += g
     back = [None if g is None else g.flatten(1).to(qkv.dtype) for g in table_grads]
     return torch.cat(into, 1).flatten(1).to(qkv.dtype), *back
@@ -261,8 +262,8 @@ def attend_tokens(
 
 # %% ../nbs/35_attention.ipynb #b0f3c1b2
 INTERFACE = 'optkit_rows' # name of `attend_interface` in transformers
-_PLAIN = {'position_ids', 'position_embeddings', 'output_attentions', 'output_hidden_states', 'use_cache', 'deterministic',
-          'return_dict', 'cache_position', 'num_items_in_batch', 'is_causal'} # arguments that change no score
+_PLAIN = {'position_ids', 'position_embeddings', 'output_attentions', 'output_hidden_states', 'use_cache',
+          'deterministic', 'return_dict', 'cache_position', 'num_items_in_batch', 'is_causal'} # change no score
 
 def attend_interface(
     module: torch.nn.Module, # of attention

@@ -239,7 +239,8 @@ def rows_problem(engine: Engine, call: EndToEnd, store: TokenStore, exact: bool 
     tokens = math.ceil((trial.lengths.sum() + 16) / 16) * 16
     static = StaticBatch(Shape(4, tokens), trial, engine.device)
     static.put(trial, order := [1, 0, 2], 1.)
-    inputs, padded = static.inputs(), lambda: _logits_of(call, model(**batch_of(trial, order, trial.longest)[0]), trial, order)
+    inputs, batch = static.inputs(), batch_of(trial, order, trial.longest)[0]
+    padded = lambda: _logits_of(call, model(**batch), trial, order)
     autocast = nullcontext if exact else engine.precision.autocast
     model.eval()
     try:
@@ -297,7 +298,8 @@ def _end_to_end(self: FastEngine, store, key):
                                  self.precision.compute.value, call.depth)
     if problem: return problem
     for call.whole_rows in (True,) if call.causal and _ends_in_padding(store) else (False, True):
-        problem = _tried(lambda: rows_problem(self, call, store)) or _tried(lambda: rows_problem(self, call, store, False))
+        trials = (_tried(lambda: rows_problem(self, call, store, exact)) for exact in (True, False))
+        problem = next(filter(None, trials), '')
         if not problem or call.per_token: break
     if problem: return problem
     self.calls[key] = call
@@ -327,7 +329,7 @@ def _any_tokens(forward):
     "`forward` of a layer, compiled for any number of tokens where they lie end to end: [1, tokens, ...]"
     def call(self, hidden_states, *args, **kwargs):
         given = [hidden_states, *args, *kwargs.values()]
-        for t in [*given, *(t for pair in given if isinstance(pair, tuple) for t in pair)]: # rotary positions are a pair
+        for t in [*given, *(t for p in given if isinstance(p, tuple) for t in p)]: # rotary positions are a pair
             if isinstance(t, torch.Tensor) and t.ndim > 1 and t.shape[:2] == hidden_states.shape[:2]:
                 torch._dynamo.maybe_mark_dynamic(t, 1)
         return forward(self, hidden_states, *args, **kwargs)
@@ -432,7 +434,7 @@ def _build(self: FastEngine, shape, store, call, rows, weight=1., train=True, fi
     start, static = time.perf_counter(), StaticBatch(shape, store, self.device)
     static.put(store, rows, weight)
     longest = int(store.lengths.max())
-    work = partial(self._work, static, call, longest, first) if train else partial(self._evaluate, static, call, longest)
+    work = partial(self._work if train else self._evaluate, static, call, longest, *[first] * train)
     def run():
         with self._switched(call, train): work()
     if self.graphs: # functions of TorchScript are optimised in their third run

@@ -213,6 +213,8 @@ class EndToEnd(Packing):
             raise InputError(f'{type(model).__name__} has attention that takes no rows end to end ({which})')
         self.relative = next((m for m in self.modules if getattr(m, 'relative_attention', False)), None)
         if 'mpnet' in self.kinds: self.relative = self.encoder
+        if any(isinstance(m, torch.nn.Conv1d) for m in self.base.modules()):
+            raise InputError(f'{type(model).__name__} has a convolution, which would mix the ends of rows')
 
     @property
     def depth(self): # of a head, as the kernels see it
@@ -264,8 +266,8 @@ def _dropouts(self: EndToEnd, layers):
     return zip(modules, self.seeds)
 
 def _register():
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-    if INTERFACE not in ALL_ATTENTION_FUNCTIONS.valid_keys(): ALL_ATTENTION_FUNCTIONS.register(INTERFACE, attend_interface)
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as known
+    if INTERFACE not in known.valid_keys(): known.register(INTERFACE, attend_interface)
 
 # %% ../nbs/37_shapes.ipynb #5cda11ef
 @patch
@@ -299,7 +301,8 @@ def _heads(self: EndToEnd, inputs):
         index, real = (first[:, None] + inside).clamp(max=len(ids) - 1), inside < lengths[:, None]
     at = index.flatten()
     pick = lambda hidden: hidden[0].index_select(0, at).unflatten(0, index.shape) * real[..., None]
-    return torch.where(real, ids.index_select(0, at).view(index.shape), self.config.pad_token_id or 0), real.long(), pick
+    ids = torch.where(real, ids.index_select(0, at).view(index.shape), self.config.pad_token_id or 0)
+    return ids, real.long(), pick
 
 # %% ../nbs/37_shapes.ipynb #ac0d63b7
 @patch

@@ -38,13 +38,19 @@ class StaticBatch:
     width: Any
     sizes: Any
     device: Any
-    turn: int
+    turn: Any
     hosts: list
     events: Any
 
     def __init__(self, shape: Shape, store: TokenStore, device: str | torch.device): ...
 
     def parts(self, array): ...
+
+    def put(self, store: TokenStore, rows: np.ndarray, weight: float):
+        """Fill in the rows of a micro-batch and send them to the device"""
+
+    def inputs(self) -> dict:
+        """What the step reads, made on the device from the one array"""
 class EndToEnd(Packing):
     """Calls a model on rows end to end as if each came alone"""
     exact: bool
