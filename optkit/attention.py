@@ -400,4 +400,4 @@ def by_rows(
     def forward(self, *args, **kwargs):
         if not self.rows.on: raise RuntimeError(f'{cls.__name__} was called by rows without any being set')
         return _FORWARD[kind](self, *args, **kwargs)
-    return type(cls.__name__, (cls,), dict(forward=forward))
+    return type(cls.__name__, (cls,), dict(forward=forward, __module__=cls.__module__)) # of the same kind

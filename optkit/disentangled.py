@@ -359,19 +359,24 @@ if triton is not None:
 
 # %% ../nbs/36_disentangled.ipynb #e4aa0cb7
 def _launch_backward(grad, qkv, pos_key, pos_query, far, ends, seed, shift, scale, dropout, out, lse):
-    "Gradients of qkv and of both tables (FP32, None where there is none)"
+    "Gradients of qkv and of both tables (None where there is none)"
     into, stored = torch.empty_like(qkv), [torch.empty_like(lse, dtype=t) for t in (torch.float32, torch.int32)]
-    tables = [None if t is None else torch.empty_like(t, dtype=torch.float32) for t in (pos_key, pos_query)]
+    both = [t for t in (pos_key, pos_query) if t is not None]
+    summed = qkv.new_zeros(len(both), *(both[0].shape if both else ()), dtype=torch.float32)
+    parts = iter(summed)
+    tables = [None if t is None else next(parts) for t in (pos_key, pos_query)]
     for keys, (table, other), table_grad in zip((False, True), ((pos_key, pos_query), (pos_query, pos_key)), tables):
         arrays = (grad, qkv, out, *(qkv if t is None else t for t in (table, other)), far, ends, seed, into,
                   lse if table is None else table_grad, lse, *stored)
-        def launch(config):
-            if table is not None: table_grad.zero_()
-            _launch(_backward, config, qkv, far, ends, dropout, shift, scale, arrays,
-                    KEYS=keys, X=table is not None, Y=other is not None)
+        launch = lambda config: _launch(_backward, config, qkv, far, ends, dropout, shift, scale, arrays,
+                                        KEYS=keys, X=table is not None, Y=other is not None)
         key = 'backward', keys, qkv.device, qkv.dtype, qkv.shape[-1], table is None, other is None, dropout > 0
-        launch(_tuned(key, _configs('backward', qkv), launch))
-    return into, *(None if t is None else t.mul_(scale) for t in tables)
+        configs, known = _configs('backward', qkv), key in _TUNED
+        config = _tuned(key, configs, launch)
+        if table is not None and len(configs) > 1 and not known: table_grad.zero_() # measuring added to it
+        launch(config)
+    scaled = lambda t: torch.mul(t, scale, out=torch.empty_like(t, dtype=qkv.dtype)) # in memory of its own
+    return into, *(None if t is None else scaled(t) for t in tables)
 
 # %% ../nbs/36_disentangled.ipynb #aea78f54
 def _runs(t): # by kernels

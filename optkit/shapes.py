@@ -7,7 +7,7 @@ __all__ = ['MICRO_BATCH', 'Shape', 'length_ladder', 'padded_shapes', 'fill', 'cu
            'PaddedCall', 'masked_loss']
 
 # %% ../nbs/37_shapes.ipynb #7ca71929
-import inspect, itertools, math, weakref
+import inspect, itertools, math, sys, weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -222,9 +222,9 @@ class EndToEnd(Packing):
         depth = getattr(module, 'attention_head_size', None) or getattr(module, 'head_dim', 0)
         return 2 * depth if 'mpnet' in self.kinds else depth
 
-    def _masks(self, inputs): # not read; MPNet takes none of four dimensions
-        ids = inputs['input_ids']
-        return ids.new_ones(ids.shape if 'mpnet' in self.kinds else (1, 1, 1, 1))
+    def _masks(self, inputs): # not read; of four dimensions, so that transformers makes none of all pairs of tokens
+        made = hasattr(sys.modules[type(self.base).__module__], 'create_bidirectional_mask')
+        return inputs['input_ids'].new_ones((1, 1, 1) if 'mpnet' in self.kinds and not made else (1, 1, 1, 1))
 
 # %% ../nbs/37_shapes.ipynb #969bd31b
 @patch
@@ -236,6 +236,7 @@ def switched(self: EndToEnd,
     before, configs = [], {id(m.config): m.config for m in self.modules if attention_kind(m) == 'interface'}
     named = [(c, c._attn_implementation_internal) for c in configs.values()]
     if named: _register()
+    outer = vars(self.encoder).get('compute_position_bias') if 'mpnet' in self.kinds else None # of another call
     try:
         for config, _ in named: config._attn_implementation_internal = INTERFACE
         for m in self.modules: # another call of the model may have switched them too
@@ -254,7 +255,9 @@ def switched(self: EndToEnd,
             m.__class__ = cls
             for name in ('rows', 'own_seed'): m.__dict__.pop(name, None)
             if rows is not None: m.__dict__['rows'] = rows
-        if 'mpnet' in self.kinds: self.encoder.__dict__.pop('compute_position_bias', None)
+        if 'mpnet' in self.kinds:
+            self.encoder.__dict__.pop('compute_position_bias', None)
+            if outer is not None: self.encoder.compute_position_bias = outer
 
 @patch
 def _dropouts(self: EndToEnd, layers):
