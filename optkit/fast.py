@@ -37,7 +37,8 @@ def fast_problem(
         'the model is loaded in few bits': quantised, f'the optimizer is {kind}': kind != 'adamw',
         'fp16 needs a scaler, which waits for the device': scaler, 'several ranks share each step': ranks,
         f'gradient checkpointing is {checkpointing}': checkpointing != 'off',
-        f'weights are {", ".join(sorted(map(str, formats)))}, not float32': formats != {torch.float32}})
+        f'weights are {", ".join(sorted(map(str, formats)))}, not float32 or bfloat16':
+            not formats <= {torch.float32, torch.bfloat16}})
 
 def _first(reasons): return next((reason for reason, holds in reasons.items() if holds), '')
 
@@ -177,7 +178,7 @@ def _clip_and_step(self: FastEngine):
     "The update of `Engine`; the optimizer's kernel divides by the clipping factor while it reads, which saves a pass"
     if self.max_grad_norm:
         self.grad_norm = torch.nn.utils.get_total_norm([grad for _, grad in self.gradients])
-        self.optimizer.grad_scale = ((self.grad_norm + 1e-6) / self.max_grad_norm).clamp(min=1.)
+        self.optimizer.grad_scale = ((self.grad_norm.float() + 1e-6) / self.max_grad_norm).clamp(min=1.)
         self.optimizer.found_inf = None
     try: self.optimizer.step()
     finally:
