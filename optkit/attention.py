@@ -303,7 +303,7 @@ def _bert_rows(self, hidden_states, attention_mask=None, *args, **kwargs):
     return attend_tokens(qkv, Attention(heads, heads, self.attention_head_size**-.5, dropout))[None], None
 
 # %% ../nbs/35_attention.ipynb #a7100031
-def _position_names(module):
+def position_names(module):
     "Modules that project DeBERTa's positions by kind of term"
     if not module.relative_attention: return {}
     prefix = '' if module.share_att_key else 'pos_'
@@ -313,7 +313,7 @@ def _position_names(module):
 # %% ../nbs/35_attention.ipynb #83c9b087
 def _deberta_projected(self, hidden, queries, rel_embeddings):
     "Queries, keys and values side by side [tokens, 3 width]; projected positions [entries, width] by kind of term"
-    projections, names = [self.query_proj, self.key_proj, self.value_proj], _position_names(self)
+    projections, names = [self.query_proj, self.key_proj, self.value_proj], position_names(self)
     weights = _joined(projections) if queries is hidden else None
     if weights is not None: qkv = F.linear(hidden, *weights)
     else: qkv = torch.cat([p(t) for p, t in zip(projections, (queries, hidden, hidden))], -1)
@@ -382,9 +382,9 @@ def attention_kind(module: torch.nn.Module) -> str | None: # 'deberta', 'mpnet',
     cls, origin = type(module).__name__, type(module).__module__
     if cls == 'DisentangledSelfAttention' and origin.endswith('deberta_v2.modeling_deberta_v2'): return 'deberta'
     if cls == 'MPNetSelfAttention': return 'mpnet'
-    if not cls.endswith('Attention') or not hasattr(sys.modules.get(origin), 'ALL_ATTENTION_FUNCTIONS'): return None
-    projects = lambda m: isinstance(m, torch.nn.Linear) or type(m).__name__ == 'Conv1D' or hasattr(m, 'base_layer') # LoRA
-    if not any(map(projects, module.children())): return None
+    attends = lambda m: type(m).__name__.endswith('Attention')
+    interface = hasattr(sys.modules.get(origin), 'ALL_ATTENTION_FUNCTIONS')
+    if not (attends(module) and interface) or any(map(attends, module.children())): return None # or it wraps one
     needed = 'query', 'key', 'value', 'num_attention_heads', 'attention_head_size', 'dropout'
     like_bert = cls.endswith('SelfAttention') and not getattr(module, 'is_causal', True)
     return 'bert' if like_bert and all(hasattr(module, n) for n in needed) else 'interface'

@@ -51,6 +51,8 @@ def attend_tokens(qkv: torch.Tensor, how: Attention, pos_key: torch.Tensor | Non
 INTERFACE: str
 def attend_interface(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None, dropout: float=0.0, scaling: float | None=None, sliding_window: int | None=None, **kwargs) -> tuple[torch.Tensor, None]:
     """Attention of rows end to end, as transformers calls it. Raises `InputError`."""
+def position_names(module):
+    """Modules that project DeBERTa's positions by kind of term"""
 def hashed_dropout(x: torch.Tensor, p: float, seed: torch.Tensor) -> torch.Tensor:
     """Dropout whose mask follows from the seed and each number's index"""
 class HashedDropout(torch.nn.Dropout):

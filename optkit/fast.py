@@ -6,10 +6,11 @@
 __all__ = ['TOKENS', 'CAUSAL_TOKENS', 'fast_problem', 'end_to_end_problem', 'keep_compiled', 'FastEngine', 'rows_problem']
 
 # %% ../nbs/38_fast.ipynb #a428a0e0
-import gc, math, os, re, shlex, subprocess, time, traceback, types
+import gc, math, os, re, shlex, subprocess, threading, time, traceback, types
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,12 @@ def keep_compiled(
 # %% ../nbs/38_fast.ipynb #8b84bec9
 TOKENS = 24_576 # of a micro-batch end to end, about: more rows at once make a token no cheaper
 CAUSAL_TOKENS = 8192 # likewise where each token has logits of all words
+_IMPORTS = threading.Thread(target=import_module, args=['torch._inductor.compile_fx'], daemon=True)
+
+def _import_compiler(wait=False):
+    "Takes seconds, in which trials run; what compiles has to `wait`, since both would import the same modules"
+    if not wait and _IMPORTS.ident is None: _IMPORTS.start()
+    if wait and _IMPORTS.ident is not None: _IMPORTS.join()
 
 class FastEngine(Engine):
     "An engine whose steps are built once for a few shapes"
@@ -130,8 +137,9 @@ class FastEngine(Engine):
                                    kwargs.get('checkpointing', 'off'), getattr(self.model, 'is_quantized', False),
                                    {p.dtype for _, p in self._trained()})
         self.calls, self.known, self.built, self.compiled = {}, {}, {}, None # calls, shapes, parts of steps, a layer
-        self.notes, self.built_s, self.full = [], 0., 0 # full: rows of a full step
+        self.notes, self.built_s, self.full, self.ahead = [], 0., 0, None # full: rows of a full step; ahead: a thread
         if not self.reason: self._make_static()
+        if self.layers and cuda and not self.reason: _import_compiler()
 
     def __repr__(self):
         built = ''.join([f'{len(self.built)} shapes built in {self.built_s:.1f} s', *(f'; {n}' for n in self.notes)])
@@ -285,6 +293,8 @@ def call_for(self: FastEngine, store: TokenStore) -> EndToEnd | PaddedCall:
         if problem := _tried(lambda: self._end_to_end(store, key)): self.notes.append(f'rows are padded: {problem}')
     return self.calls[key]
 
+def _part(rows, at_once): return math.ceil(rows / math.ceil(rows / at_once)) # of a step in equal parts
+
 def _ends_in_padding(store):
     "Whether a row's last token is that of padding, which a causal classifier passes over"
     ends = store.offsets[1:][torch.as_tensor(store.lengths > 0)]
@@ -306,14 +316,15 @@ def _end_to_end(self: FastEngine, store, key):
     self.calls[key] = call
     tokens = CAUSAL_TOKENS if store.task == 'causal' else TOKENS
     if self.automatic: self.at_once = max(1, int(tokens // store.lengths.mean()))
+    rows = _part(self.full or self.at_once, self.at_once)
+    if self.layers: self.ahead = call.compile_ahead(rows, int(store.lengths.max()), self.device, self.precision.dtype)
 
 # %% ../nbs/38_fast.ipynb #e395c113
 @patch
 def shapes_for(self: FastEngine, store: TokenStore, rows: int) -> tuple[Shape, ...]:
     "The shapes for steps of that many rows, in equal parts of at most `at_once`; chosen once"
     call = self.call_for(store) # may change `at_once`
-    part = math.ceil(rows / math.ceil(rows / self.at_once))
-    key = (store.task, store.max_length), min(part, len(store))
+    key = (store.task, store.max_length), min(_part(rows, self.at_once), len(store))
     if key not in self.known:
         args = store.lengths, key[1]
         self.known[key] = padded_shapes(*args) if isinstance(call, PaddedCall) else choose_shapes(*args, self.most)
@@ -341,6 +352,7 @@ def _any_tokens(forward):
 def _compiled_layer(self: FastEngine, cls):
     "The forward of a layer"
     if self.compiled is None:
+        _import_compiler(wait=True)
         compiled = torch.compile(cls.forward)
         self.compiled = _any_tokens(compiled) if self.dynamic else compiled
     return self.compiled
@@ -402,6 +414,7 @@ def _after_failure(device, graph, pool):
 def _capture(self: FastEngine, work, before=2):
     "A CUDA graph of `work`, which runs so many times before; the random state is put back"
     self._attach_gradients()
+    if self.ahead is not None: self.ahead.join() # nothing else may allocate in a capture
     state, main = torch.cuda.get_rng_state(self.device), torch.cuda.current_stream(self.device)
     side, cause = torch.cuda.Stream(self.device), None
     side.wait_stream(main)

@@ -37,6 +37,7 @@ class FastEngine(Engine):
     notes: list
     built_s: float
     full: Any
+    ahead: Any
     optimizer: Any
     total: Any
     smoothing: Any

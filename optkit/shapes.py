@@ -7,8 +7,8 @@ __all__ = ['MICRO_BATCH', 'Shape', 'length_ladder', 'padded_shapes', 'fill', 'cu
            'PaddedCall', 'masked_loss']
 
 # %% ../nbs/37_shapes.ipynb #7ca71929
-import inspect, itertools, math, sys, weakref
-from contextlib import contextmanager
+import inspect, itertools, math, sys, threading, weakref
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,8 +22,9 @@ from .table import IGNORED
 from .store import TokenStore
 from .packing import Packing
 from .attention import (
-    attend_interface, attention_kind, by_rows, HashedDropout, INTERFACE, plain_backward, plain_forward, RowEnds)
-from .disentangled import distances, drawn_seed, whole_disentangled, whole_disentangled_back
+    attend_interface, Attention, attention_kind, by_rows, HashedDropout, INTERFACE, plain_backward, plain_forward,
+    position_names, row_ends, RowEnds)
+from .disentangled import BLOCK, distances, drawn_seed, whole_disentangled, whole_disentangled_back
 
 # %% ../nbs/37_shapes.ipynb #2110f189
 @dataclass(frozen=True)
@@ -324,6 +325,28 @@ def __call__(self: EndToEnd, inputs: dict): # see `StaticBatch.inputs`
     finally:
         self.rows.on = False
         for hook in hooks: hook.remove()
+
+# %% ../nbs/37_shapes.ipynb #aebd5591
+@patch
+def compile_ahead(self: EndToEnd, rows: int, longest: int, # of a shape
+    device: torch.device, dtype: torch.dtype # of attention
+) -> threading.Thread | None: # that has begun; None: there is nothing to compile
+    "Compile the kernels of positions, by one call of each on a few tokens"
+    if self.relative is None or device.type == 'cpu': return None
+    module, width = self.modules[0], self.modules[0].num_attention_heads * self.depth
+    if 'mpnet' in self.kinds: kinds, entries = ('c2p',), self.relative.relative_attention_bias.num_embeddings
+    else: kinds, entries = tuple(position_names(module)), 2 * module.pos_ebd_size
+    how = Attention(module.num_attention_heads, module.num_attention_heads, .1, module.dropout.p)
+    def compile():
+        with suppress(Exception), torch.no_grad(), torch.cuda.stream(torch.cuda.Stream(device)):
+            made = row_ends([BLOCK] + [0] * (rows - 1), device=device, far=distances(self.relative, longest, device))
+            zeros = lambda count, width: torch.zeros(count, width, dtype=dtype, device=device)
+            tables = [zeros(entries, width) if kind in kinds else None for kind in ('c2p', 'p2c')]
+            out, state = whole_disentangled(made, qkv := zeros(BLOCK, 3 * width), *tables, how, 0)
+            whole_disentangled_back(state, out, qkv, out, *tables)
+    thread = threading.Thread(target=compile, daemon=True)
+    thread.start()
+    return thread
 
 # %% ../nbs/37_shapes.ipynb #dec91ce1
 def _cached_positions(encoder, known, hidden, *given, **named):

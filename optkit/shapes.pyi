@@ -7,7 +7,7 @@ from .store import TokenStore
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-import numpy as np, torch
+import numpy as np, threading, torch
 
 __all__ = ['MICRO_BATCH', 'Shape', 'length_ladder', 'padded_shapes', 'fill', 'cut', 'choose_shapes', 'StaticBatch', 'EndToEnd', 'PaddedCall', 'masked_loss']
 @dataclass(frozen=True)
@@ -75,6 +75,9 @@ class EndToEnd(Packing):
 
     def __call__(self, inputs: dict):
         """Logits [rows, classes], or [1, tokens, classes] of tokens, after `set_rows`"""
+
+    def compile_ahead(self, rows: int, longest: int, device: torch.device, dtype: torch.dtype) -> threading.Thread | None:
+        """Compile the kernels of positions, by one call of each on a few tokens"""
 class PaddedCall:
     """Calls a model on padded rows in the way of `EndToEnd`"""
     model: torch.nn.Module
