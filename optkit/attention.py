@@ -356,8 +356,8 @@ def attention_kind(module: torch.nn.Module) -> str | None: # 'deberta', 'mpnet',
     if cls == 'DisentangledSelfAttention' and origin.endswith('deberta_v2.modeling_deberta_v2'): return 'deberta'
     if cls == 'MPNetSelfAttention': return 'mpnet'
     if not cls.endswith('Attention') or not hasattr(sys.modules.get(origin), 'ALL_ATTENTION_FUNCTIONS'): return None
-    projects = lambda m: isinstance(m, torch.nn.Linear) or type(m).__name__ == 'Conv1D' or hasattr(m, 'base_layer') # LoRA
-    if not any(map(projects, module.children())): return None
+    linear = lambda m: isinstance(m, torch.nn.Linear) or type(m).__name__ == 'Conv1D' or hasattr(m, 'base_layer') # LoRA
+    if not any(map(linear, module.children())): return None
     needed = 'query', 'key', 'value', 'num_attention_heads', 'attention_head_size', 'dropout'
     like_bert = cls.endswith('SelfAttention') and not getattr(module, 'is_causal', True)
     return 'bert' if like_bert and all(hasattr(module, n) for n in needed) else 'interface'
