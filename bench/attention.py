@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Config, DisentangledSelfAttention
 
-from optkit.attention import without_projections
 from optkit.disentangled import disentangled_attention, distances, plain_disentangled
 from optkit.hardware import detect
 from optkit.timing import compare, Variant
@@ -31,6 +30,25 @@ def lengths_of(kind, tokens):
     while sum(lengths) < tokens: lengths.append(int(np.clip(rng.lognormal(math.log(110), .7), 16, 512)))
     lengths[-1] -= sum(lengths) - tokens
     return sorted(lengths, reverse=True)
+
+
+class Projected(DisentangledSelfAttention):
+    "The eager module without its projections: it is given queries, keys and values side by side, and both tables"
+    def __init__(self, config):
+        super().__init__(config)
+        self.query_proj, self.key_proj, self.value_proj = (Part(n, config.hidden_size) for n in range(3))
+
+    def forward(self, qkv, mask, table, relative):
+        return super().forward(qkv, mask, rel_embeddings=table, relative_pos=relative)[0]
+
+
+class Part(torch.nn.Module):
+    "The columns of one projection"
+    def __init__(self, number, width):
+        super().__init__()
+        self.columns = slice(number * width, (number + 1) * width)
+
+    def forward(self, x): return x[..., self.columns]
 
 
 class Work:
@@ -56,16 +74,15 @@ class Work:
 
     def transformers(self, dropout, rows=16):
         heads, depth = self.shape
-        module = without_projections(self.module)
-        module.dropout, module.training = torch.nn.Dropout(dropout), True
+        module = Projected(self.config).to(self.qkv.device)
+        module.dropout = torch.nn.Dropout(dropout)
         positions, out = torch.cat([self.pos_query.flatten(1), self.pos_key.flatten(1)], -1), []
-        module.__dict__['table'] = positions
         parts = self.qkv.flatten(1).split(self.lengths)
         for start in range(0, len(parts), rows):
             padded = torch.nn.utils.rnn.pad_sequence(parts[start:start + rows], batch_first=True)
             held = self.held(start, rows, padded.shape[1])
             mask = held[:, None, :, None] & held[:, None, None]
-            out.append(module(padded, mask, rel_embeddings=positions, relative_pos=self.relative(padded.shape[1]))[0][held])
+            out.append(module(padded, mask, positions, self.relative(padded.shape[1]))[held])
         return torch.cat(out).unflatten(-1, self.shape)
 
     def held(self, start, rows, longest):

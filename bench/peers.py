@@ -2,10 +2,11 @@
 
     python bench/peers.py                  DeBERTa-v3-base shape at 16, 32 and 128 rows: results/w1-rows-<card>.json
     python bench/peers.py --rows 32        at 32 rows alone: bench/results/w1-peers-<card>.json
-    python bench/peers.py --shape bert     BERT-base shape (also roberta, modernbert): bert-rows-<card>.json
+    python bench/peers.py --shape bert     BERT-base shape (others: see `SHAPES`): bert-rows-<card>.json
     python bench/peers.py --peers all      each setting of the Trainer in `PEERS`, not only the strongest known ones
-    python bench/peers.py --attention transformers
-                                           the model's own attention instead of ours: w1-rows-transformers-<card>.json
+    python bench/peers.py --families       ours alone, a few steps of each shape: whether rows go end to end, ms a step,
+                                           the longest kernels and those of attention: families-<card>.json;
+                                           --families bert,llama takes these
     python bench/peers.py --start          seconds to the first update, each in a process of its own, first with
                                            nothing kept, then with compiled code kept in a folder: w1-start-<card>.json
     python bench/peers.py --small          a tiny model, without a GPU; the record goes into a folder of its own
@@ -14,7 +15,7 @@ Each peer trains in a thread of its own that stops after every few steps; the co
 Peers keep their batches grouped by length; ours are exact: each step holds the rows of a plain seeded sampler.
 Rows a step, lengths, optimizer, clipping and dropout are the same for all. The losses of all stand in the record.
 """
-import argparse, contextlib, json, os, subprocess, sys, tempfile, threading, time
+import argparse, contextlib, gc, json, os, subprocess, sys, tempfile, threading, time
 from dataclasses import asdict
 
 import numpy as np
@@ -24,8 +25,8 @@ import transformers
 from optkit.store import TokenStore
 from optkit.steps import steps
 from optkit.sizes import training_flops
+from optkit.shapes import EndToEnd
 from optkit.fast import FastEngine, keep_compiled
-WHOSE_ATTENTION = ('optkit',)
 from optkit.hardware import detect
 from optkit.precision import choose_precision
 from optkit.timing import compare, Variant
@@ -45,33 +46,48 @@ PEERS = {
 }
 STRONG = ('hf, pad 8, no filter', 'hf compiled, pad 8, no filter', 'hf compiled, pad 64, no filter')
 COMPILED = 'warm, compiler imported'  # a start in a process that has compiled before, as every later engine of a study
-SHAPES = dict(w1='DeBERTa-v3-base', bert='BERT-base', roberta='RoBERTa-base', modernbert='ModernBERT-base')
+BASE = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
+DEBERTA = dict(type_vocab_size=0, relative_attention=True, position_buckets=256, norm_rel_ebd='layer_norm',
+               share_att_key=True, pos_att_type=['p2c', 'c2p'], position_biased_input=False, max_relative_positions=-1,
+               max_position_embeddings=512)
+MARKS = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+# What each shape is of, its class in transformers, and its configuration.
+SHAPES = {
+    'w1': ('DeBERTa-v3-base', 'DebertaV2', BASE | DEBERTA | dict(vocab_size=128100)),
+    'bert': ('BERT-base', 'Bert', BASE | dict(vocab_size=30522)),
+    'roberta': ('RoBERTa-base', 'Roberta', BASE | dict(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1)),
+    'modernbert': ('ModernBERT-base', 'ModernBert', BASE | MARKS | dict(
+        vocab_size=50368, num_hidden_layers=22, intermediate_size=1152, cls_token_id=1, sep_token_id=2)),
+    'distilbert': ('DistilBERT-base', 'DistilBert', dict(vocab_size=30522)),
+    'albert': ('ALBERT-base', 'Albert', BASE | dict(vocab_size=30000, embedding_size=128)),
+    'mpnet': ('MPNet-base', 'MPNet', BASE | dict(vocab_size=30527, max_position_embeddings=514)),
+    'xlm-roberta': ('XLM-R-base', 'XLMRoberta', BASE | dict(vocab_size=250002, max_position_embeddings=514,
+                                                            type_vocab_size=1)),
+    'electra': ('ELECTRA-base', 'Electra', BASE | dict(vocab_size=30522, embedding_size=768)),
+    'gpt2': ('GPT-2', 'GPT2', MARKS | dict(vocab_size=50257)),
+    'llama': ('Llama-3.2-1B', 'Llama', MARKS | dict(
+        vocab_size=128256, hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8,
+        intermediate_size=8192, head_dim=64)),
+    'qwen3': ('Qwen3-0.6B', 'Qwen3', MARKS | dict(
+        vocab_size=151936, hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
+        intermediate_size=3072, head_dim=128)),
+    'gemma3': ('Gemma-3-1B', 'Gemma3Text', MARKS | dict(
+        vocab_size=262144, hidden_size=1152, num_hidden_layers=26, num_attention_heads=4, num_key_value_heads=1,
+        intermediate_size=6912, head_dim=256, sliding_window=512)),
+}
+SMALL = dict(vocab_size=500, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+             num_key_value_heads=1, embedding_size=32, head_dim=16, sliding_window=16)
 
 
 def model_of(shape, small):
     "A sequence classifier with random weights in the shape of a known one"
     torch.manual_seed(0)
-    base = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
-    if small: base = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
-    if shape == 'modernbert' and not small:
-        base = dict(hidden_size=768, num_hidden_layers=22, num_attention_heads=12, intermediate_size=1152)
-    base |= dict(num_labels=2, problem_type='single_label_classification')
-    def size(full): return 500 if small else full
-    if shape == 'bert':
-        return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=size(30522), **base))
-    if shape == 'roberta':
-        base |= dict(max_position_embeddings=514, type_vocab_size=1)
-        config = transformers.RobertaConfig(vocab_size=size(50265), **base)
-        return transformers.RobertaForSequenceClassification(config)
-    if shape == 'modernbert':
-        marks = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
-        config = transformers.ModernBertConfig(vocab_size=size(50368), **marks, **base)
-        return transformers.ModernBertForSequenceClassification(config)
-    config = transformers.DebertaV2Config(
-        vocab_size=size(128100), type_vocab_size=0, relative_attention=True, position_buckets=256,
-        norm_rel_ebd='layer_norm', share_att_key=True, pos_att_type=['p2c', 'c2p'], position_biased_input=False,
-        max_relative_positions=-1, max_position_embeddings=512, **base)
-    return transformers.DebertaV2ForSequenceClassification(config)
+    _, kind, values = SHAPES[shape]
+    if small: values = {n: SMALL.get(n, v) for n, v in values.items()}
+    if small and kind in ('DistilBert', 'GPT2'): values |= {n: SMALL[n] for n in list(SMALL)[1:4]}
+    values = values | dict(num_labels=2, problem_type='single_label_classification')
+    config = getattr(transformers, f'{kind}Config')(**values)
+    return getattr(transformers, f'{kind}ForSequenceClassification')(config)
 
 
 def rows_of(vocabulary, count, longest, seed=0):
@@ -210,12 +226,6 @@ def warm(name, work, count):
     return dict(first_s=first, total_s=total)
 
 
-def ours_of(shape, attention):
-    "Our own variants: name to the engine's settings"
-    if attention != 'optkit': return {f'optkit, attention of {attention}': dict(attention=attention)}
-    return {'optkit': dict()}
-
-
 def our_engine(model, precision, **values): return FastEngine(model, precision, max_grad_norm=1., **values)
 
 
@@ -265,7 +275,7 @@ def start_once(args):
     model, store = data_of(args)
     ready = time.perf_counter()
     precision = choose_precision(hw, prefer='bf16' if hw.device == 'cuda' else 'fp32')
-    work = Ours(our_engine(model, precision, layers=True, attention=args.attention), store, 32)
+    work = Ours(our_engine(model, precision, layers=True), store, 32)
     made = time.perf_counter()
     first = made + seconds_of_steps(work, 1)
     many = first + seconds_of_steps(work, 40)
@@ -286,22 +296,22 @@ def data_of(args):
 
 def options_of(args):
     "What a record is of, as options of the command line"
-    shape = ['--shape', args.shape] if args.shape != 'w1' else []
-    return ' '.join([*shape, *(['--attention', args.attention] if args.attention != 'optkit' else [])])
+    return f'--shape {args.shape}' if args.shape != 'w1' else ''
 
 
-def record_path(args, topic, hw):
-    attention = '' if args.attention == 'optkit' else args.attention + '-'
-    return f'{args.out}/{args.shape}-{topic}-{attention}{hw.card}.json'
+def record_path(args, topic, hw): return f'{args.out}/{args.shape}-{topic}-{hw.card}.json'
+
+
+def alone_row(variant, seconds):
+    "A row of a record without a baseline"
+    quantiles = {q: float(np.quantile(seconds, p)) for q, p in (('p20', .2), ('p50', .5), ('p80', .8))}
+    return dict(variant=variant, baseline='none', repeats=len(seconds), label='rounding', seconds=quantiles)
 
 
 def start_record(args, found, hw):
     "The record of the starts so far"
-    name = 'optkit' if args.attention == 'optkit' else f'optkit, attention of {args.attention}'
     by_kind = {k: [f['first_update_s'] for f in found if f['start'] == k] for k in ('cold', 'warm', COMPILED)}
-    rows = [dict(variant=f'{name}, {k}', baseline='none', repeats=len(of), label='rounding',
-                 seconds={q: float(np.quantile(of, p)) for q, p in (('p20', .2), ('p50', .5), ('p80', .8))})
-            for k, of in by_kind.items() if of]
+    rows = [alone_row(f'optkit, {k}', of) for k, of in by_kind.items() if of]
     save_records(record_path(args, 'start', hw), rows, hw, f'python bench/peers.py --start {options_of(args)}'.strip(),
                  starts=json.dumps(found),
                  note='seconds from a model and its data in host memory to the end of the first optimizer step; '
@@ -321,7 +331,7 @@ def start(args):
         env['PYTHONPYCACHEPREFIX'] = os.path.join(os.path.abspath(folder), 'python')
         small = ['--small'] if args.small else []
         command = [sys.executable, __file__, *options_of(args).split(), *small, '--once', folder]
-        for kind in ('cold', 'warm', 'warm', *((COMPILED, COMPILED) if args.attention == 'optkit' else ())):
+        for kind in ('cold', 'warm', 'warm', COMPILED, COMPILED):
             imported = ['--imported'] if kind == COMPILED else []
             done = subprocess.run(command + imported, env=env, stdout=subprocess.PIPE, text=True)
             if done.returncode: sys.exit(f'the {kind} start ended with {done.returncode}')
@@ -329,6 +339,57 @@ def start(args):
             print(found[-1], flush=True)
             start_record(args, found, hw)  # after each: a run that is cut off leaves what it has
     print(f'record in {args.out}')
+
+
+ATTENTION = 'flash', '_forward', '_backward', 'attention'  # in names of kernels of attention
+
+
+def family(shape, args, precision, rounds=5):
+    "Steps of 32 rows of one shape by our engine alone: seconds of a step, by round; what the record says of it"
+    options = argparse.Namespace(**vars(args) | dict(shape=shape))
+    model, store = data_of(options)
+    work = Ours(our_engine(model, precision), store, 32)
+    count = 2 if args.small else 10
+    warm(shape, work, count)
+    seconds = [seconds_of_steps(work, count) / count for _ in range(rounds)]
+    engine, by_kernel = work.engine, {}
+    call = engine.call_for(store)
+    if args.bf16: by_kernel = kernels(work, 4, top=40)
+    of_attention = {n: t for n, t in by_kernel.items() if any(word in n for word in ATTENTION)}
+    about = dict(call='EndToEnd' if isinstance(call, EndToEnd) else 'padded', notes=engine.notes, reason=engine.reason,
+                 attention=getattr(engine.attention_override(store), 'value', None),
+                 longest=dict(list(by_kernel.items())[:3]), attention_kernels=of_attention,
+                 loss=loss_of(work.losses), shapes=[str(s) for s in engine.shapes_for(store, 32)])
+    return seconds, about
+
+
+def families(args):
+    "A line for each shape, and a record of all; a shape that fails is named"
+    hw = detect()
+    args.bf16 = hw.device == 'cuda'
+    precision = choose_precision(hw, prefer='bf16' if args.bf16 else 'fp32')
+    names, rows, abouts = chosen(args.families.replace(',', ';'), SHAPES), [], {}
+    for shape in names:
+        try: seconds, abouts[shape] = family(shape, args, precision)
+        except Exception as exc:
+            abouts[shape] = dict(failed=f'{type(exc).__name__}: {exc}'[:300])
+            print(f'{shape}: {abouts[shape]["failed"]}', flush=True)
+        else:
+            rows.append(alone_row(f'optkit, {SHAPES[shape][0]}', seconds))
+            about = abouts[shape]
+            longest = '; '.join(f'{n[:60]} {ms:.2f}' for n, (ms, _) in about['longest'].items())
+            print(f"{shape:12} {about['call']:8} {about['attention'] or 'of transformers':16} "
+                  f"{1e3 * np.median(seconds):8.2f} ms a step  notes {about['notes']}  kernels, ms: {longest}", flush=True)
+        gc.collect()  # graphs hold their memory until then
+        if args.bf16: torch.cuda.empty_cache()
+        if rows:  # after each: a run that is cut off leaves what it has
+            save_records(f'{args.out}/families-{hw.card}.json', rows, hw, 'python bench/peers.py --families',
+                         families=json.dumps(abouts),
+                         workload='classifiers of known shapes, random start, bf16, 32 rows a step, lognormal lengths '
+                                  '16..512, AdamW, clip 1; ours alone',
+                         note='call: whether rows go end to end; longest, attention_kernels: name to ms and calls a step')
+    print(f'record in {args.out}')
+    if not rows: sys.exit('no shape ran')
 
 
 def build(makers, limit, per_round, args, rows):
@@ -366,8 +427,7 @@ def at_rows(rows, args, hw, budget, limit):
     per_round = max(4, args.per_round * 32 // rows)
     peers = {n: kw for n, kw in PEERS.items() if args.peers == 'all' or n in STRONG}
     if args.small: peers = {n: kw for n, kw in peers.items() if 'compile' not in kw}
-    makers = {n: lambda kw=kw: Ours(our_engine(data_of(args)[0], precision, **kw), store, rows)
-              for n, kw in ours_of(args.shape, args.attention).items()}
+    makers = {'optkit': lambda: Ours(our_engine(data_of(args)[0], precision), store, rows)}
     makers |= {n: lambda kw=kw: Peer(data_of(args)[0], store, rows, args.bf16, **kw) for n, kw in peers.items()}
     makers = {n: makers[n] for n in chosen(args.only, makers)}
     works, builds, once = build(makers, limit, per_round, args, rows)
@@ -412,7 +472,7 @@ def main():
     parser.add_argument('--per-round', type=int, default=50,
                         help='steps of a round at 32 rows; peers that group by length repeat their lengths every 50')
     parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
-    parser.add_argument('--attention', choices=WHOSE_ATTENTION, default='optkit', help="our own, or the model's own")
+    parser.add_argument('--families', nargs='?', const=','.join(SHAPES), help='ours alone, of these shapes or of all')
     parser.add_argument('--cache', help='an empty folder in which --start leaves what was compiled')
     parser.add_argument('--once', help=argparse.SUPPRESS)
     parser.add_argument('--imported', action='store_true', help=argparse.SUPPRESS)
@@ -421,6 +481,7 @@ def main():
     if args.small and args.out == 'bench/results': args.out = tempfile.mkdtemp()
     if args.once: return start_once(args)
     if args.start: return start(args)
+    if args.families: return families(args)
     hw, began = detect(), time.perf_counter()
     args.bf16 = hw.device == 'cuda'
     numbers, rows, builds = [int(n) for n in args.rows.split(',')], [], {}
@@ -436,7 +497,7 @@ def main():
             record_path(args, topic, hw), rows, hw,
             f'python bench/peers.py {options_of(args)} --rows {args.rows} --budget {args.budget:g}'.replace('  ', ' '),
             builds=json.dumps(builds), settings=json.dumps(PEERS),
-            workload=f'{SHAPES[args.shape]} shape, random start, bf16, {args.rows} rows a step, lognormal lengths '
+            workload=f'{SHAPES[args.shape][0]} shape, random start, bf16, {args.rows} rows a step, lognormal lengths '
                      f'16..512, AdamW, clip 1; seconds are of {args.per_round} steps of 32 rows, or as many rows',
             note='peers group batches by length (changes training), ours are exact steps of a plain sampler; builds: '
                  'seconds to make each, from there to its first step and to 41 steps; loss: mean of 50 steps')
