@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from .base import error_line, moved, read_json
 from .cards import html_table
-from .limits import cgroup_folders
+from .limits import cgroup_folders, look_at_cpu
 from .hardware import ask_card, slowed_by
 
 # %% ../nbs/13_timing.ipynb #5b65ea34
@@ -154,6 +154,37 @@ def _repr_html_(self: Comparison):
     usage = {n: f', {used}' for n, used in self.usage.items()}
     rows = [(n, f'{s * 1e3:.3f} ms, {r}, against the row before {b}{usage.get(n, "")}') for n, s, r, b in self.rows()]
     return html_table(rows, self._footer())
+
+# %% ../nbs/13_timing.ipynb #f01686ab
+def _in_ms(seconds): return f'{1e3 * seconds:,.0f}' if seconds >= .1 else f'{1e3 * seconds:.3g}'
+
+def _axis(comparison, by_time, middle):
+    "Settings of the axes of `Comparison.plot`; the scale is logarithmic where the medians lie far apart"
+    names = [f'{name} ({_in_ms(seconds)} ms)' for name, seconds, *_ in comparison.rows()]
+    ratio = f'times as fast as {comparison.names[0]} (median, {100 * comparison.confidence:.3g}% interval)'
+    return dict(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - .5, -.5),
+                xscale='log' if max(middle) > 5 * min(middle) else 'linear',
+                xlabel='milliseconds (median, 20% to 80% of the rounds)' if by_time else ratio)
+
+# %% ../nbs/13_timing.ipynb #26dd5dd2
+@patch
+def plot(self: Comparison,
+    title: str, # what a step did
+    machine: str | None = None, # that ran it; None: the processor of this machine
+    by_time: bool = False # milliseconds of a step instead of ratios, where the variants do different things
+) -> Any: # axes of matplotlib
+    "Draw how many times faster each variant is than the baseline, with its interval; machine and date in the title"
+    import matplotlib.pyplot as plt
+    if by_time: points = [np.quantile(s, [.5, .2, .8]) * 1e3 for s in self.seconds.values()]
+    else: points = [(ratio.p50, ratio.low, ratio.high) for *_, ratio, _ in self.rows()]
+    fig, ax = plt.subplots(figsize=(7, .4 * len(points) + 1.4), layout='constrained')
+    for y, (p50, low, high) in enumerate(points):
+        ax.errorbar(p50, y, xerr=[[p50 - low], [high - p50]], fmt='ko', capsize=4)
+    if not by_time: ax.axvline(1, color='0.6', lw=1)
+    ax.set(**_axis(self, by_time, [p50 for p50, *_ in points]))
+    ax.set_title(f'{title}\n{machine or look_at_cpu().model}, {time.strftime("%Y-%m-%d")}', fontsize=10)
+    if ax.get_xscale() == 'log': ax.xaxis.set_major_formatter('{x:g}')
+    return ax
 
 # %% ../nbs/13_timing.ipynb #487b9c9b
 def synchroniser(device: str) -> Callable:

@@ -57,6 +57,9 @@ class Comparison:
 
     def rows(self):
         """A row for each variant: name, median seconds, ratio to the baseline, ratio to the row before"""
+
+    def plot(self, title: str, machine: str | None=None, by_time: bool=False) -> Any:
+        """Draw how many times faster each variant is than the baseline, with its interval; machine and date in the title"""
 def synchroniser(device: str) -> Callable:
     """A function that waits until the device ('cpu', 'cuda', 'cuda:1', 'mps') has done its work"""
 def settled(times: Sequence[float]) -> bool:
