@@ -222,7 +222,7 @@ def sized(self: Layout,
 # %% ../nbs/22_steps.ipynb #22b4bd42
 @patch(cls_method=True)
 def from_config(cls: Layout,
-    config # a `TrainConfig`, whose fields have names of their own: `physical_batch`, `max_tokens`, `batch_table`
+    config # a `TrainConfig`: `physical_batch` and others are its names
 ) -> Layout:
     "The layout that a configuration asks for"
     return cls(config.layout, config.physical_batch, config.max_tokens, config.batch_table)

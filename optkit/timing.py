@@ -175,6 +175,7 @@ def plot(self: Comparison,
 ) -> Any: # axes of matplotlib
     "Draw how many times faster each variant is than the baseline, with its interval; machine and date in the title"
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
     if by_time: points = [np.quantile(s, [.5, .2, .8]) * 1e3 for s in self.seconds.values()]
     else: points = [(ratio.p50, ratio.low, ratio.high) for *_, ratio, _ in self.rows()]
     fig, ax = plt.subplots(figsize=(7, .4 * len(points) + 1.4), layout='constrained')
@@ -183,7 +184,8 @@ def plot(self: Comparison,
     if not by_time: ax.axvline(1, color='0.6', lw=1)
     ax.set(**_axis(self, by_time, [p50 for p50, *_ in points]))
     ax.set_title(f'{title}\n{machine or look_at_cpu().model}, {time.strftime("%Y-%m-%d")}', fontsize=10)
-    if ax.get_xscale() == 'log': ax.xaxis.set_major_formatter('{x:g}')
+    if ax.get_xscale() == 'log':
+        ax.xaxis.set(major_locator=LogLocator(subs=(1, 3)), major_formatter='{x:g}', minor_formatter=NullFormatter())
     return ax
 
 # %% ../nbs/13_timing.ipynb #487b9c9b
