@@ -205,12 +205,12 @@ def _with_answers(bench, data, only):
 LONG = 30. # seconds from which a job is announced, so that a start killed in it is not killed in it again
 
 def run_plan(
-    bench: Bench,
+    bench: Bench, # the workload
     data: dict, # the ledger
     budget_s: float, # seconds
     save: Callable, # called with the ledger after each job
     say: Callable = partial(print, flush=True), # called with a line after each job
-    clock: Callable = time.perf_counter,
+    clock: Callable = time.perf_counter, # seconds
     only: set | None = None # ids of claims, and 'ladder'; None: all
 ) -> dict: # the ledger
     "Measure until the planner has nothing more to do"
@@ -276,7 +276,7 @@ def settle(bench):
 # %% ../nbs/74_bench.ipynb #47282560
 def ready_bench(
     workload: str, # 'w1', 'w2', 'w3' or 'mine'
-    hw: Hardware,
+    hw: Hardware, # see `hardware.detect`
     budget_s: float, # seconds
     model: str = 'demo', # of `mine`
     data: tuple | None = None, # of `mine`: file, text, label, pair; None: the demo mails

@@ -198,7 +198,7 @@ def claim_verdict(
 
 # %% ../nbs/60_claims.ipynb #99a6aabb
 def judge(
-    claim: Claim,
+    claim: Claim, # that was measured
     factor: dict | None, # measured, with p50, low and high
     curve: tuple = (), # (size, samples/s, ratio), where the statements are about sizes
     pairs: dict | None = None # ratio by 'small to large', for such statements

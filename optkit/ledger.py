@@ -52,7 +52,7 @@ def _package_problem(i, cuda, packages):
 
 # %% ../nbs/73_ledger.ipynb #678a7ef2
 def problem(
-    claim: Claim,
+    claim: Claim, # of the row
     hw: Hardware, # the machine, or one made by `hardware_with`
     attentions: tuple = ('eager', 'sdpa'), # that the model has
     packages: dict | None = None, # name: why it cannot be imported; missing or empty: it can
@@ -77,7 +77,7 @@ class Work:
     id: str # of the claim, or 'ladder'
     view: str # 'alone', 'top' or 'ladder'
     cost_s: float # of the next pass, expected
-    passes: int = 0
+    passes: int = 0 # that were made
     width: float | None = None # of the interval so far: half of it over the ratio; None: there is none
     final: bool = False # another pass gives nothing new
     needs: tuple = () # ids whose first pass must be over
@@ -110,7 +110,7 @@ def _no_work(ready, left_s):
 
 # %% ../nbs/73_ledger.ipynb #af6e6108
 def next_work(
-    works: list[Work],
+    works: list[Work], # what can be measured
     left_s: float, # seconds of the budget that are left
     target: float = .01, # width that is narrow enough
     most: int = 12, # passes of one job
@@ -178,7 +178,7 @@ class LedgerRow:
 
 # %% ../nbs/73_ledger.ipynb #1133c073
 def new_row(
-    claim: Claim
+    claim: Claim # of the row
 ) -> dict: # see `LedgerRow`
     "The row of a claim before anything is measured"
     names = 'claimed', 'low', 'high', 'scope', 'label', 'kind'
@@ -200,7 +200,7 @@ def _judged(row, claim, few):
 # %% ../nbs/73_ledger.ipynb #3b01f9ee
 def add_pass(
     row: dict, # see `LedgerRow`
-    claim: Claim,
+    claim: Claim, # of the row
     view: str, # 'alone' or 'top'
     result: dict, # of an experiment
     seconds: float # that it took
@@ -226,8 +226,8 @@ def add_pass(
 # %% ../nbs/73_ledger.ipynb #6802bb4f
 def withdraw(
     row: dict, # that measured something else than its claim
-    claim: Claim,
-    why: str
+    claim: Claim, # of the row
+    why: str # reason, for the ledger
 ) -> dict: # a new row without a figure
     "Keep what was measured under `withdrawn`, which nothing counts; the next start measures the row again"
     names = ('ratio', 'on_top', 'verdict', 'against', 'rounds', 'repeats', 'seconds', 'peak_bytes', 'base_peak_bytes')
@@ -323,7 +323,7 @@ def _simulated_record(strategy, path):
 
 # %% ../nbs/73_ledger.ipynb #57a6c095
 def recorded(
-    claim_id: str,
+    claim_id: str, # id in claims.csv
     card: str, # as in the names of records
     folder: str | Path | None = None, # of records; None: looked up
     workload: str = '' # 'w1' to 'w3': only its records count

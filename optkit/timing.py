@@ -27,16 +27,19 @@ from .hardware import ask_card, slowed_by
 @dataclass(frozen=True, repr=False)
 class Ratio:
     "How many times faster, as a median with an interval"
-    p50: float
-    low: float
-    high: float
+    p50: float # median
+    low: float # lower end of the interval
+    high: float # upper end
 
     @property
     def width(self):
         "Half the interval, relative to the median"
         return (self.high - self.low) / 2 / self.p50
 
-    def covers(self, value: float): return self.low <= value <= self.high
+    def covers(self,
+        value: float # a ratio
+    ):
+        return self.low <= value <= self.high
     def __repr__(self): return f'{self.p50:.3f}x [{self.low:.3f}, {self.high:.3f}]'
 
 # %% ../nbs/13_timing.ipynb #25c64324
@@ -81,18 +84,18 @@ def looks(min_rounds: int, max_rounds: int, confidence: float) -> tuple[list[int
 @dataclass(frozen=True)
 class Variant:
     "Something to time: `step(round)` does the work once"
-    name: str
-    step: Callable[[int], None]
+    name: str # in tables and charts
+    step: Callable[[int], None] # does the work once; gets the number of the round
     setup: Callable[[], None] | None = None # once before everything; its time is kept separately
 
 # %% ../nbs/13_timing.ipynb #e0b585cd
 @dataclass(frozen=True, repr=False)
 class Comparison:
     "What `compare` measured; `names[0]` is the baseline"
-    names: tuple
+    names: tuple # of the variants; the first is the baseline
     seconds: dict # name: seconds of each round
     stopped: str # why
-    rounds: int
+    rounds: int # that count
     warm_up: int # rounds before them, not counted
     confidence: float # that an interval holds, over all looks
     each: float = .99 # confidence of the look at which it stopped, for one interval
@@ -121,7 +124,7 @@ def ratio(self: Comparison,
 # %% ../nbs/13_timing.ipynb #1fca8a58
 @patch
 def before(self: Comparison,
-    name: str,
+    name: str # a variant
 ) -> Ratio:
     "How many times faster `name` is than the variant before it: what one more step of a ladder gave"
     return self.ratio(name, self.names[max(0, self.names.index(name) - 1)])
@@ -361,9 +364,9 @@ def _trace(step, number, wait):
 # %% ../nbs/13_timing.ipynb #2e3e7c79
 def measure_usage(
     step: Callable[[int], Any], # as of `Variant`
-    device: str,
+    device: str, # 'cpu', 'cuda', 'cuda:1', 'mps'
     seconds: float = 1., # for which it runs
-    number: int = 0, # of the first step
+    number: int = 0 # of the first step
 ) -> Usage:
     "The `Usage` of a step: runs it for `seconds` and, on a GPU, once under the profiler"
     wait, process, first = synchroniser(device), psutil.Process(), number
@@ -501,12 +504,12 @@ def _usage_of(variant, device, seconds, number):
 
 # %% ../nbs/13_timing.ipynb #642c3430
 def compare(
-    baseline: Variant,
-    *variants: Variant,
+    baseline: Variant, # what the others are compared with
+    *variants: Variant, # one or more
     burn_in: int = 2, # rounds before counting, at least; 0 for none
     max_burn_in: int = 10, # at most, where steps go on getting faster
     min_rounds: int | None = None, # that count; None: 40, or `max_rounds` if that is less
-    max_rounds: int = 120,
+    max_rounds: int = 120, # that count, at most
     budget_s: float = 60., # seconds of rounds; it can end them before `min_rounds`
     width: float = .02, # narrow enough: half the interval over the ratio
     confidence: float = .99, # of each interval at the end, the stopping rule included
@@ -515,7 +518,7 @@ def compare(
     progress: bool = True, # show a bar
     clock: Callable[[], float] = time.perf_counter, # seconds
     watch: Any = True, # repeat rounds that others disturbed; or an object with `judge` and `summary`
-    usage_s: float = 0., # seconds for which each variant runs once more afterwards, for its `Usage`
+    usage_s: float = 0. # seconds for which each variant runs once more afterwards, for its `Usage`
 ) -> Comparison:
     "Time `variants` against `baseline` in interleaved rounds until the ratios are precise or the budget is spent"
     variants, real_clock = (baseline, *variants), clock is time.perf_counter
@@ -538,10 +541,10 @@ def compare(
 class SimulatedClock:
     "A clock for `compare` that runs only when a variant of it spends time, with noise of a given kind"
     def __init__(self,
-        seed: int = 0,
+        seed: int = 0, # of the noise
         noise: float = .02, # standard deviation of the logarithm of a step's time
         drift: float = .2, # slowest against fastest phase of the machine
-        spikes: float = .03, # share of steps that something else makes up to half as long again
+        spikes: float = .03 # share of steps that something else makes up to half as long again
     ):
         self.now, self.noise, self.drift, self.spikes = 0., noise, drift, spikes
         self.random = np.random.default_rng(seed)
@@ -550,7 +553,7 @@ class SimulatedClock:
     def __call__(self): return self.now
 
     def spend(self,
-        seconds: float,
+        seconds: float # of the step without noise
     ):
         "Let a step of `seconds` pass"
         noise = math.exp(self.noise * self.random.standard_normal())
@@ -559,8 +562,8 @@ class SimulatedClock:
         self.now += seconds * (noise * drift * spike)
 
     def variant(self,
-        name: str,
-        seconds: float, # of a step, about
+        name: str, # of the variant
+        seconds: float # of a step, about
     ) -> Variant:
         "A variant that spends this time"
         return Variant(name, lambda number: self.spend(seconds))

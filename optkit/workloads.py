@@ -50,7 +50,7 @@ class Bench:
     store: TokenStore # on the device
     rows: np.ndarray # of the store, that are trained on
     base: TrainConfig # what all variants share
-    hardware: Hardware
+    hardware: Hardware # see `hardware.detect`
     step_s: float = .1 # seconds of a plain step
     on_s: float | None = None # seconds of a step with everything on; None: as the plain one
     loss_steps: int = 8 # optimizer steps of a loss check
@@ -74,7 +74,7 @@ class Bench:
 def bench_of(
     model: torch.nn.Module, # of transformers
     store: TokenStore, # tokenised rows
-    hw: Hardware,
+    hw: Hardware, # see `hardware.detect`
     effective: int = 16, # rows of an optimizer step
     source: str = '', # what model and rows are, in words
     **changes # of the fields of `Bench`
@@ -112,14 +112,14 @@ def _next_tokens(tokens, lengths):
 
 # %% ../nbs/71_workloads.ipynb #d4bb3b99
 def made_up_store(
-    rows: int,
+    rows: int, # of the store
     vocabulary: int, # token ids; at most 4000 are used
     median: int = 110, # tokens of a row, lognormal
     sigma: float = .7, # of their logarithm
     shortest: int = 16, # tokens
     longest: int = 512, # tokens
     causal: bool = False, # labels are the next tokens
-    seed: int = 0
+    seed: int = 0 # of all that is random
 ) -> TokenStore:
     "Rows of random tokens of two kinds: the label says which half of the vocabulary most of them come from"
     rng = np.random.default_rng(seed)
@@ -172,7 +172,7 @@ WORKLOADS = dict(
 # %% ../nbs/71_workloads.ipynb #4a3b603e
 def workload_problem(
     name: str, # of a workload
-    hw: Hardware
+    hw: Hardware # see `hardware.detect`
 ) -> str: # '': it fits
     "Why a workload cannot run on this machine"
     if name == 'mine': return ''
@@ -293,9 +293,9 @@ def _effects(bench):
 
 # %% ../nbs/71_workloads.ipynb #2baea954
 def same_sides(
-    bench: Bench,
-    a: TrainConfig,
-    b: TrainConfig
+    bench: Bench, # the workload
+    a: TrainConfig, # the one
+    b: TrainConfig # the other
 ) -> str: # '': they differ
     "Why two configurations are one and the same on this workload"
     differ, effects = sorted(f for f, v in vars(a).items() if vars(b)[f] != v), _effects(bench)
@@ -306,10 +306,9 @@ def same_sides(
 # %% ../nbs/71_workloads.ipynb #1f2f83b9
 class Side:
     "One configuration: its engine, and how it makes a step; a context that puts the model back"
-    def __init__(
-        self,
-        bench: Bench,
-        config: TrainConfig,
+    def __init__(self,
+        bench: Bench, # the workload
+        config: TrainConfig, # of the steps
         apart: bool = False, # on a copy of the model
         **built # arguments of `FastEngine`
     ):
@@ -408,10 +407,10 @@ def _time_in_turns(bench, sides, steps, share_s, frozen_dropout, **options):
 
 # %% ../nbs/71_workloads.ipynb #c4906c56
 def timed_sides(
-    bench: Bench,
+    bench: Bench, # the workload
     configs: dict, # name: `TrainConfig`; the first is the baseline
     share_s: float, # seconds of rounds
-    check_loss: bool = True,
+    check_loss: bool = True, # compare losses too
     frozen_dropout: bool = False, # time without dropout, so that a compiled step is compiled once
     steps: dict | None = None, # name: function of a side and a number that makes the step instead
     built: dict | None = None # name: arguments of `FastEngine`
