@@ -433,11 +433,11 @@ def use(self: Places):
 # %% ../nbs/35_attention.ipynb #69b889a2
 def attend_in_places(
     qkv: torch.Tensor, # [tokens, 3 width]
-    heads: int,
+    heads: int, # of the attention
     factor: float, # of the scores
-    dropout: float = 0.,
+    dropout: float = 0., # of the softmax
     pos_key: torch.Tensor | None = None, # projected positions [entries, width]
-    pos_query: torch.Tensor | None = None, # the same
+    pos_query: torch.Tensor | None = None # the same
 ) -> torch.Tensor: # [tokens, width]
     "Attention of tokens end to end, each row as if it came alone, in the places in use"
     kind = qkv.device.type

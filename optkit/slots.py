@@ -55,7 +55,7 @@ def length_ladder(
 
 # %% ../nbs/37_slots.ipynb #88e30e6e
 def fill(
-    shape: Shape,
+    shape: Shape, # that is filled
     lengths: np.ndarray # tokens of each row
 ) -> tuple[list[list[int]], list[int]]: # for each of the slots the rows in it; the rows that found no room
     "Put rows into places, the longest first, each into the shortest place that is left for it"
@@ -80,15 +80,17 @@ class Costs:
     slot: float = 64. # of one more length
     micro: float = 700. # of one more micro-batch: gradients are added up once more
 
-    def of(self, shape: Shape) -> float:
+    def of(self,
+        shape: Shape # of a step
+    ) -> float:
         inside = sum(self.slot + n * l * (self.inside + self.pair * l) for n, l in shape.slots)
         return self.micro + shape.outside + inside
 
 # %% ../nbs/37_slots.ipynb #b6d2a18a
 def cut(
-    shapes: tuple[Shape, ...],
+    shapes: tuple[Shape, ...], # to choose from
     lengths: np.ndarray, # tokens of the rows of a step
-    costs: Costs = Costs()
+    costs: Costs = Costs() # of computing a shape
 ) -> list[tuple[Shape, list[list[int]]]]: # micro-batches: a shape, and for each slot its rows (indices of `lengths`)
     "The micro-batches of an optimizer step. Raises `ValueError` for a row that fits nowhere."
     rest, parts = np.arange(len(lengths)), []
@@ -142,7 +144,11 @@ def choose_shapes(
 # %% ../nbs/37_slots.ipynb #a460c672
 class StaticBatch:
     "The inputs of one shape, at fixed addresses on the device"
-    def __init__(self, shape: Shape, store: TokenStore, device: str | torch.device):
+    def __init__(self,
+        shape: Shape, # of the inputs
+        store: TokenStore, # whose task and labels decide what is held
+        device: str | torch.device # of the inputs
+    ):
         self.shape, self.task, self.pad, self.types = shape, store.task, store.pad_id, store.type_ids is not None
         self.per_token, self.floats = store.targets is not None, store.task in ('regression', 'multilabel')
         self.width = store.labels.shape[1:] # numbers a row, where there are several
@@ -158,7 +164,10 @@ class StaticBatch:
         self.hosts = [empty(pin_memory=cuda) for _ in range(3 if cuda else 1)] # filled in turn
         self.events = [torch.cuda.Event() for _ in self.hosts] if cuda else [] # a copy to the device was made
 
-    def parts(self, array): return dict(zip(self.sizes, array.split([*self.sizes.values()]))) # windows by name
+    def parts(self,
+        array: torch.Tensor # int32 [all parts]
+    ):
+        return dict(zip(self.sizes, array.split([*self.sizes.values()]))) # windows by name
 
 # %% ../nbs/37_slots.ipynb #9464f20e
 def _host(store, known=weakref.WeakKeyDictionary()):
@@ -178,7 +187,8 @@ def seats(self: Shape,
 
 # %% ../nbs/37_slots.ipynb #70bd952b
 @patch
-def put(self: StaticBatch, store: TokenStore,
+def put(self: StaticBatch,
+    store: TokenStore, # that the rows are of
     placed: list[np.ndarray], # row numbers in each of the slots
     weight: float # what the loss is divided by
 ):
@@ -236,7 +246,8 @@ class PlacedPacking(Packing):
     "Calls a model on rows in places as if each came alone"
     end_to_end = False # attention without places, see `fast.end_to_end_problem`
 
-    def __init__(self, model: torch.nn.Module,
+    def __init__(self,
+        model: torch.nn.Module, # of transformers
         native: bool = False # whether the model's own attention runs in the places
     ):
         super().__init__(model, False)
@@ -264,7 +275,9 @@ class PlacedPacking(Packing):
 # %% ../nbs/37_slots.ipynb #969bd31b
 @patch
 @contextmanager
-def switched(self: PlacedPacking, work=None):
+def switched(self: PlacedPacking,
+    work: object = None # as of `Places`
+):
     "The attention modules go by places inside; `work`: as of `Places`"
     self.places.work, before = work, []
     try:
@@ -282,7 +295,10 @@ def switched(self: PlacedPacking, work=None):
 
 # %% ../nbs/37_slots.ipynb #5cda11ef
 @patch
-def set_places(self: PlacedPacking, shape: Shape, inputs: dict):
+def set_places(self: PlacedPacking,
+    shape: Shape, # of the call
+    inputs: dict # of `StaticBatch`
+):
     "Point the attention modules at a shape and its inputs, for one call"
     p, lengths = self.places, inputs['lengths']
     def tokens_of(lengths): # of each slot: which tokens its places hold [rows, l]
@@ -356,19 +372,26 @@ class PaddedCall:
     "Calls a model on padded rows in the way of `PlacedPacking`"
     native = end_to_end = False
 
-    def __init__(self, model: torch.nn.Module):
+    def __init__(self,
+        model: torch.nn.Module # of transformers
+    ):
         self.model = model
         self.extra = dict(use_cache=False) if 'use_cache' in inspect.signature(model.forward).parameters else {}
         self.encoders = [(m, {}) for m in model.modules() if hasattr(m, 'get_rel_pos')]
 
-    def set_places(self, shape, inputs): "Padded rows have none"
+    def set_places(self,
+        shape: object, inputs: object # ignored
+    ):
+        "Padded rows have none"
 
     def __call__(self, inputs: dict): # see `StaticBatch.inputs`
         names = 'input_ids', 'attention_mask', 'token_type_ids'
         return self.model(**{n: inputs[n] for n in names if n in inputs}, **self.extra).logits
 
     @contextmanager
-    def switched(self, work=None):
+    def switched(self,
+        work: object = None # ignored
+    ):
         for encoder, known in self.encoders: encoder.get_rel_pos = partial(_cached_positions, encoder, known)
         try: yield
         finally:

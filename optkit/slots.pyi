@@ -61,7 +61,7 @@ class StaticBatch:
 
     def __init__(self, shape: Shape, store: TokenStore, device: str | torch.device): ...
 
-    def parts(self, array): ...
+    def parts(self, array: torch.Tensor): ...
 
     def put(self, store: TokenStore, placed: list[np.ndarray], weight: float):
         """Fill in the rows of a micro-batch and send them to the device"""
@@ -81,7 +81,7 @@ class PlacedPacking(Packing):
 
     def __init__(self, model: torch.nn.Module, native: bool=False): ...
 
-    def switched(self, work=None):
+    def switched(self, work: object=None):
         """The attention modules go by places inside; `work`: as of `Places`"""
 
     def set_places(self, shape: Shape, inputs: dict):
@@ -99,12 +99,12 @@ class PaddedCall:
 
     def __init__(self, model: torch.nn.Module): ...
 
-    def set_places(self, shape, inputs):
+    def set_places(self, shape: object, inputs: object):
         """Padded rows have none"""
 
     def __call__(self, inputs: dict): ...
 
     @contextmanager
-    def switched(self, work=None): ...
+    def switched(self, work: object=None): ...
 def masked_loss(task: str, logits: torch.Tensor, labels: torch.Tensor, held: torch.Tensor, smoothing: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The loss of `Engine` with its values as tensors"""
