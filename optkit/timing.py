@@ -70,7 +70,7 @@ def median_ratio(
     return Ratio(float(np.median(x)), float(min(low, x[k - 1])), float(max(high, x[n - k])))
 
 # %% ../nbs/13_timing.ipynb #5ca2c926
-def looks(min_rounds: int, max_rounds: int, confidence: float) -> tuple[list[int], float, float]:
+def interim_looks(min_rounds: int, max_rounds: int, confidence: float) -> tuple[list[int], float, float]:
     "After which rounds to look, and the confidence of an early look and of the end, for that `confidence` of them all"
     miss = 1 - confidence
     for first in range(min_rounds, max_rounds):
@@ -401,7 +401,7 @@ class _Rounds:
     "The rounds of a comparison: those that count, and those that were disturbed"
     variants: dict # by name
     timed: Callable # (step, number) -> seconds
-    plan: tuple # of `looks`
+    plan: tuple # of `interim_looks`
     first: int # number of the first round
     watch: Any # a `Watch`, or None
     clock: Callable
@@ -524,7 +524,7 @@ def compare(
     variants, real_clock = (baseline, *variants), clock is time.perf_counter
     if min_rounds is None: min_rounds = min(40, max_rounds)
     _check(variants, burn_in, min_rounds, max_rounds, width, confidence)
-    timed, plan = _timer(clock, synchroniser(device)), looks(min_rounds, max_rounds, confidence)
+    timed, plan = _timer(clock, synchroniser(device)), interim_looks(min_rounds, max_rounds, confidence)
     before = _burn_in(variants, burn_in, max_burn_in, timed, device)
     if watch is True: watch = Watch(device) if real_clock else None
     rounds = _Rounds({v.name: v for v in variants}, timed, plan, before['warm_up'], watch, clock)
@@ -569,4 +569,4 @@ class SimulatedClock:
         return Variant(name, lambda number: self.spend(seconds))
 
 # %% ../nbs/13_timing.ipynb #c6a31efe
-__getattr__ = moved(__name__, 'base', 'records')
+__getattr__ = moved(__name__, 'base', 'records', looks='interim_looks')

@@ -21,7 +21,7 @@ def sign_rank(n: int, alpha: float) -> int:
     """The rank k of the order statistics [k, n+1-k] of `n` values that hold the median but for `alpha`; 0: too few"""
 def median_ratio(ratios: Sequence[float], confidence: float=0.99, seed: int=0, resamples: int=2000) -> Ratio:
     """The median of `ratios` with its interval; with fewer rounds than `confidence` needs, the interval is the extremes"""
-def looks(min_rounds: int, max_rounds: int, confidence: float) -> tuple[list[int], float, float]:
+def interim_looks(min_rounds: int, max_rounds: int, confidence: float) -> tuple[list[int], float, float]:
     """After which rounds to look, and the confidence of an early look and of the end, for that `confidence` of them all"""
 @dataclass(frozen=True)
 class Variant:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from .base import Choice, InputError
+from .base import Choice, InputError, moved
 from .cards import Hardware
 from .timing import compare, Variant
 from .records import quantiles
@@ -38,7 +38,7 @@ from .page import ENOUGH
 from .ladder import BASELINE, loss_of, plain_step, planned_steps, step_rates, without_dropout
 
 # %% ../nbs/71_workloads.ipynb #4220ff22
-CYCLE = 4 # steps of a round on a GPU: their rows differ in length, so a factor of single steps scatters with them
+STEPS_A_ROUND = 4 # on a GPU: rows of steps differ in length, so a factor of single steps scatters with them
 
 # %% ../nbs/71_workloads.ipynb #77969250
 @dataclass
@@ -64,7 +64,7 @@ class Bench:
     @property
     def cuda(self) -> bool: return self.hardware.device == 'cuda'
     @property
-    def cycle(self) -> int: return CYCLE if self.cuda else 1 # steps of a round; on a CPU a step is too long for more
+    def cycle(self) -> int: return STEPS_A_ROUND if self.cuda else 1 # steps of a round; on a CPU one is long enough
     @property
     def effective(self) -> int: return self.base.effective_batch
     @property
@@ -444,14 +444,14 @@ def step_flops(
     return training_flops(model, lengths) - 2. * frozen * float(np.sum(lengths))
 
 # %% ../nbs/71_workloads.ipynb #f1138278
-def rates(bench, comparison, side, name):
+def side_rates(bench, comparison, side, name):
     "Seconds, samples, real and padded tokens a second, and MFU of one side of a comparison"
     rounds = [side.of_round(n) for n in comparison.numbers]
     return step_rates(comparison.seconds[name], rounds, bench.store, partial(step_flops, side.engine.model),
                       getattr(side.engine, 'peak', None))
 
 # %% ../nbs/71_workloads.ipynb #28d69cf3
-def outcome(comparison, name, base, **more):
+def comparison_result(comparison, name, base, **more):
     "What an experiment returns: ratios of a variant to its baseline round by round, and what belongs to them"
     ratios = np.divide(comparison.seconds[base], comparison.seconds[name]).tolist()
     return dict(ratios=ratios, variant=name, baseline=base, warm_up=comparison.warm_up,
@@ -478,3 +478,6 @@ def loss_check(bench, losses, name, base, label):
     verdict = loss_verdict(value - baseline, spread, label)
     return dict(value=value, baseline=baseline, difference=value - baseline, spread=spread, steps=bench.loss_steps,
                 verdict=verdict.value, reason=verdict.reason)
+
+# %% ../nbs/71_workloads.ipynb #71aa0002
+__getattr__ = moved(__name__, CYCLE='STEPS_A_ROUND', outcome='comparison_result', rates='side_rates')

@@ -99,7 +99,9 @@ def test_names_that_moved_can_be_read_from_their_old_module_with_a_warning(old, 
 
 @pytest.mark.parametrize('module, old, new', [('trainer', 'Position', 'RunState'), ('trainer', 'CHANGES_NOTHING', 'ROUNDING_ONLY_FIELDS'),
     ('trainer', 'BUILT_IN', 'ENGINE_FIELDS'), ('progress', 'Beside', 'BackgroundRun'), ('store', 'place', 'to_device'), ('data', 'place', 'to_device'),
-    ('all', 'Beside', 'BackgroundRun'), ('all', 'Place', 'StudyLocation'), ('all', 'Position', 'RunState')])
+    ('all', 'Beside', 'BackgroundRun'), ('all', 'Place', 'StudyLocation'), ('all', 'Position', 'RunState'),
+    ('ledger', 'problem', 'why_not_applicable'), ('claims', 'problem', 'why_not_applicable'), ('all', 'problem', 'why_not_applicable'),
+    ('bench', 'GRACE', 'OVERRUN_S'), ('claims', 'LONG', 'ANNOUNCE_AFTER_S'), ('all', 'LONG', 'ANNOUNCE_AFTER_S'), ('timing', 'looks', 'interim_looks')])
 def test_names_of_before_can_be_read_with_a_warning(module, old, new):
     module = importlib.import_module(f'optkit.{module}')
     with pytest.warns(DeprecationWarning, match=f'{old} is now {new}'): value = getattr(module, old)
