@@ -158,6 +158,13 @@ def _repr_html_(self: Comparison):
     rows = [(n, f'{s * 1e3:.3f} ms, {r}, against the row before {b}{usage.get(n, "")}') for n, s, r, b in self.rows()]
     return html_table(rows, self._footer())
 
+# %% ../nbs/13_timing.ipynb #f01686aa
+def machine_and_date(
+    machine: str | None = None # None: the processor of this machine
+) -> str:
+    "What ran a measurement, and the day, for the title of a chart"
+    return f'{machine or look_at_cpu().model}, {time.strftime("%Y-%m-%d")}'
+
 # %% ../nbs/13_timing.ipynb #f01686ab
 def _in_ms(seconds): return f'{1e3 * seconds:,.0f}' if seconds >= .1 else f'{1e3 * seconds:.3g}'
 
@@ -186,7 +193,7 @@ def plot(self: Comparison,
         ax.errorbar(p50, y, xerr=[[p50 - low], [high - p50]], fmt='ko', capsize=4)
     if not by_time: ax.axvline(1, color='0.6', lw=1)
     ax.set(**_axis(self, by_time, [p50 for p50, *_ in points]))
-    ax.set_title(f'{title}\n{machine or look_at_cpu().model}, {time.strftime("%Y-%m-%d")}', fontsize=10)
+    ax.set_title(f'{title}\n{machine_and_date(machine)}', fontsize=10)
     if ax.get_xscale() == 'log':
         ax.xaxis.set(major_locator=LogLocator(subs=(1, 3)), major_formatter='{x:g}', minor_formatter=NullFormatter())
     return ax

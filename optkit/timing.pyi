@@ -60,6 +60,8 @@ class Comparison:
 
     def plot(self, title: str, machine: str | None=None, by_time: bool=False) -> Any:
         """Draw how many times faster each variant is than the baseline, with its interval; machine and date in the title"""
+def machine_and_date(machine: str | None=None) -> str:
+    """What ran a measurement, and the day, for the title of a chart"""
 def synchroniser(device: str) -> Callable:
     """A function that waits until the device ('cpu', 'cuda', 'cuda:1', 'mps') has done its work"""
 def settled(times: Sequence[float]) -> bool:
