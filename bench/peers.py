@@ -24,7 +24,8 @@ import transformers
 from optkit.store import TokenStore
 from optkit.steps import steps
 from optkit.sizes import training_flops
-from optkit.fast import FastEngine, keep_compiled, WHOSE_ATTENTION
+from optkit.fast import FastEngine, keep_compiled
+WHOSE_ATTENTION = ('optkit',)
 from optkit.hardware import detect
 from optkit.precision import choose_precision
 from optkit.timing import compare, Variant

@@ -13,9 +13,9 @@ from .storage import *
 from .steps import *
 from .status import *
 from .space import *
-from .slots import *
 from .sizes import *
 from .simulator import *
+from .shapes import *
 from .run_folder import *
 from .roofline import *
 from .report import *

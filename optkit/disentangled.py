@@ -11,7 +11,7 @@ import itertools, math, os
 
 import torch
 
-from .attention import Places, position_rows, triton
+from .attention import Attention, RowEnds, triton
 
 if triton is not None: import triton.language as tl
 
@@ -21,14 +21,18 @@ INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1' # kernels run on the CPU
 BLOCK = 128 # tokens of the largest tile
 
 def distances(
-    module: torch.nn.Module, # DeBERTa's self-attention
+    module: torch.nn.Module, # DeBERTa's self-attention, or MPNet's encoder
     longest: int, # tokens of the longest row
     device: str | torch.device # of the result
 ) -> torch.Tensor: # int32 [2 reach + 1], `reach` being at least `longest`
     "The entry of the position table for each distance of a query from a key, from -reach to reach"
     reach = math.ceil(longest / BLOCK) * BLOCK
-    far, _ = position_rows(module, [reach + 1], device) # from -reach - 1 to reach
-    return far[1:].int()
+    far = torch.arange(-reach, reach + 1, device=device)
+    if hasattr(module, 'relative_position_bucket'): return module.relative_position_bucket(-far).int() # MPNet
+    if module.position_buckets > 0:
+        from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+        far = make_log_bucket_position(far, module.position_buckets, module.max_relative_positions).long()
+    return (far + module.pos_ebd_size).clamp(0, 2 * module.pos_ebd_size - 1).int()
 
 # %% ../nbs/36_disentangled.ipynb #1af5b957
 def _mixed(x):
@@ -360,19 +364,24 @@ if triton is not None:
 
 # %% ../nbs/36_disentangled.ipynb #e4aa0cb7
 def _launch_backward(grad, qkv, pos_key, pos_query, far, ends, seed, shift, scale, dropout, out, lse):
-    "Gradients of qkv and of both tables (FP32, None where there is none)"
+    "Gradients of qkv and of both tables (None where there is none)"
     into, stored = torch.empty_like(qkv), [torch.empty_like(lse, dtype=t) for t in (torch.float32, torch.int32)]
-    tables = [None if t is None else torch.empty_like(t, dtype=torch.float32) for t in (pos_key, pos_query)]
+    both = [t for t in (pos_key, pos_query) if t is not None]
+    summed = qkv.new_zeros(len(both), *(both[0].shape if both else ()), dtype=torch.float32)
+    parts = iter(summed)
+    tables = [None if t is None else next(parts) for t in (pos_key, pos_query)]
     for keys, (table, other), table_grad in zip((False, True), ((pos_key, pos_query), (pos_query, pos_key)), tables):
         arrays = (grad, qkv, out, *(qkv if t is None else t for t in (table, other)), far, ends, seed, into,
                   lse if table is None else table_grad, lse, *stored)
-        def launch(config):
-            if table is not None: table_grad.zero_()
-            _launch(_backward, config, qkv, far, ends, dropout, shift, scale, arrays,
-                    KEYS=keys, X=table is not None, Y=other is not None)
+        launch = lambda config: _launch(_backward, config, qkv, far, ends, dropout, shift, scale, arrays,
+                                        KEYS=keys, X=table is not None, Y=other is not None)
         key = 'backward', keys, qkv.device, qkv.dtype, qkv.shape[-1], table is None, other is None, dropout > 0
-        launch(_tuned(key, _configs('backward', qkv), launch))
-    return into, *(None if t is None else t.mul_(scale) for t in tables)
+        configs, known = _configs('backward', qkv), key in _TUNED
+        config = _tuned(key, configs, launch)
+        if table is not None and len(configs) > 1 and not known: table_grad.zero_() # measuring added to it
+        launch(config)
+    scaled = lambda t: torch.mul(t, scale, out=torch.empty_like(t, dtype=qkv.dtype)) # in memory of its own
+    return into, *(None if t is None else scaled(t) for t in tables)
 
 # %% ../nbs/36_disentangled.ipynb #aea78f54
 def _runs(t): # by kernels
@@ -445,15 +454,15 @@ def disentangled_attention(
 
 # %% ../nbs/36_disentangled.ipynb #e914a863
 def whole_disentangled(
-    places: Places, qkv: torch.Tensor, # where rows are; [tokens, 3 width]
+    rows: RowEnds, qkv: torch.Tensor, # where rows are; [tokens, 3 width]
     pos_key: torch.Tensor | None, pos_query: torch.Tensor | None, # projected positions [entries, width]
-    heads: int, factor: float, dropout: float, # of the attention
+    how: Attention, # heads, scale and dropout
     number: int # of the layer, so that each draws its dropout
 ):
-    "Context [tokens, width] of rows end to end, and what the backward pass needs, see `attend_in_places`"
-    split = lambda t: None if t is None else t.reshape(len(t), heads, -1).contiguous()
-    args = (split(pos_key), split(pos_query), places.far, places.ends, places.seed, number, factor, dropout)
-    out, lse = _launch_forward(qkv.reshape(len(qkv), 3, heads, -1).contiguous(), *args)
+    "Context [tokens, width] of rows end to end, and what the backward pass needs, see `attend_tokens`"
+    split = lambda t: None if t is None else t.reshape(len(t), how.heads, -1).contiguous()
+    args = (split(pos_key), split(pos_query), rows.far, rows.ends, rows.seed, number, how.scale, how.dropout)
+    out, lse = _launch_forward(qkv.reshape(len(qkv), 3, how.heads, -1).contiguous(), *args)
     return out.flatten(1), (args[2:], lse)
 
 def whole_disentangled_back(
@@ -476,7 +485,7 @@ def disentangled_problem(
     device: str, capability: tuple[int, int] | None, # of the GPU
     depth: int, # of a head
 ) -> str: # '': none
-    "Why DeBERTa's rows need places inside attention"
+    "Why DeBERTa's rows cannot be taken end to end"
     card = '.'.join(map(str, capability or ()))
     reasons = {
         'Triton is not installed': triton is None,

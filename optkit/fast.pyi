@@ -3,43 +3,37 @@
 from .base import Choice
 from .engine import Engine
 from .precision import Precision, tf32_set
-from .slots import PaddedCall, PlacedPacking, Shape
+from .shapes import EndToEnd, PaddedCall, Shape
 from .store import TokenStore
 from pathlib import Path
 from typing import Any
 import numpy as np, torch
 
-__all__ = ['TOKENS', 'WHOSE_ATTENTION', 'fast_problem', 'end_to_end_problem', 'padded_shapes', 'keep_compiled', 'FastEngine', 'places_problem']
+__all__ = ['TOKENS', 'CAUSAL_TOKENS', 'fast_problem', 'end_to_end_problem', 'keep_compiled', 'FastEngine', 'rows_problem']
 def fast_problem(kind: str, scaler: bool, ranks: bool, checkpointing: str, quantised: bool, formats: set) -> str:
     """Why an engine's steps stay plain"""
-def end_to_end_problem(kinds: set, device: str, capability: tuple[int, int] | None, compute: str, depth: int) -> str:
-    """Why rows need places inside attention, and cannot be taken end to end"""
-def padded_shapes(lengths: np.ndarray, rows: int, tokens: int=4096) -> Choice:
-    """One shape for each length of the ladder, for models whose rows stay padded"""
+def end_to_end_problem(positions: bool, device: str, capability: tuple[int, int] | None, compute: str, depth: int) -> str:
+    """Why rows have to be padded inside attention"""
 def keep_compiled(folder: str | Path) -> dict:
     """Let the compilers of torch and Triton keep what they make in `folder`, unless the user's variables name one.
 torch's own cache takes the place of a folder that a command line would take apart, such as one with a blank."""
 TOKENS: int
-WHOSE_ATTENTION: tuple
+CAUSAL_TOKENS: int
 class FastEngine(Engine):
     """An engine whose steps are built once for a few shapes"""
     gradients: tuple
     automatic: Any
     at_once: Any
     most: int
-    ladder: Any
-    beside: bool
-    end_to_end: bool
     dynamic: bool
-    attention: str
     graphs: Any
     layers: Any
-    forward_in_places: Any
+    captured_forward: Any
     reason: Any
     calls: dict
     known: Any
     built: Any
-    compiled: dict
+    compiled: Any
     notes: list
     built_s: float
     full: Any
@@ -52,7 +46,7 @@ class FastEngine(Engine):
     micro_batches: Any
     updating: bool
 
-    def __init__(self, model: torch.nn.Module, precision: Precision, at_once: int | None=None, most: int=4, least: int=32, octave: int=2, graphs: bool | None=None, layers: bool | None=None, beside: bool=True, end_to_end: bool=True, dynamic: bool=True, attention: str='optkit', **kwargs): ...
+    def __init__(self, model: torch.nn.Module, precision: Precision, at_once: int | None=None, most: int=4, graphs: bool | None=None, layers: bool | None=None, dynamic: bool=True, **kwargs): ...
 
     def set(self, **values):
         """Values of the next steps, see `Engine.set`; they go into tensors that the graphs read"""
@@ -63,7 +57,7 @@ class FastEngine(Engine):
     def reset(self, *args, rows: int=0, **values):
         """As `Engine.reset`; `rows`: of a full step, so that its shapes do not hang on which step comes first"""
 
-    def call_for(self, store: TokenStore) -> PlacedPacking | PaddedCall:
+    def call_for(self, store: TokenStore) -> EndToEnd | PaddedCall:
         """How the model is called on this store's rows"""
 
     def shapes_for(self, store: TokenStore, rows: int) -> tuple[Shape, ...]:
@@ -82,11 +76,11 @@ class FastEngine(Engine):
         """Steps inside are those of the plain engine, on rows that are padded as a micro-batch says"""
 
     def attention_override(self, store: TokenStore) -> Choice | None:
-        """Attention in places or end to end, where rows go that way"""
+        """Attention of rows end to end, where they go that way"""
 
     def predict(self, store: TokenStore, rows: np.ndarray, batch: int=64, on_device: bool=True):
         """Outputs of rows, in their order, see `Engine.predict`"""
 @torch.no_grad()
 @tf32_set(False)
-def places_problem(engine: Engine, call: PlacedPacking, store: TokenStore, exact: bool=True) -> str:
-    """What is wrong when three rows go through the model in places; not `exact`: in the format of the steps"""
+def rows_problem(engine: Engine, call: EndToEnd, store: TokenStore, exact: bool=True) -> str:
+    """What is wrong when three rows go through the model end to end; `exact`: by the plain version of attention"""

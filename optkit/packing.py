@@ -60,8 +60,9 @@ class Packing:
     "Calls a model on packs as if each sequence came alone"
     def __init__(self, model: torch.nn.Module, per_token: bool): # whether logits are of tokens, which stay one row
         self.model, self.config, self.per_token = model, text_config(model), per_token
-        self.base = base = getattr(model, getattr(model, 'base_model_prefix', '') or ' ', None)
-        why = _never_packed(model, base, self.config)
+        inner = model.get_base_model() if hasattr(model, 'get_base_model') else model # of an adapter of peft
+        self.base = base = getattr(inner, getattr(inner, 'base_model_prefix', '') or ' ', None)
+        why = _never_packed(inner, base, self.config)
         if why: raise InputError(f'{type(model).__name__} {why}; {NOT_PACKED}')
         self.takes = {*inspect.signature(base.forward).parameters}
         self.encoder = getattr(base, 'encoder', None)
@@ -70,7 +71,8 @@ class Packing:
         # other models add token types to tokens
         self.types = any(name.endswith('token_type_embeddings') for name, _ in base.named_modules())
         self.causal = any(getattr(m, 'is_causal', False) for m in base.modules())
-        self.shift = self.config.pad_token_id + 1 if self.config.model_type in OFFSET_POSITIONS else 0
+        padding = getattr(getattr(base, 'embeddings', None), 'padding_idx', self.config.pad_token_id) # MPNet's is fixed
+        self.shift = padding + 1 if self.config.model_type in OFFSET_POSITIONS else 0
 
 # %% ../nbs/32_packing.ipynb #5eed902b
 @patch

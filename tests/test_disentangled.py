@@ -7,7 +7,8 @@ import torch
 
 from optkit import disentangled
 from optkit.disentangled import (
-    disentangled_attention, disentangled_problem, distances, INTERPRETED, kept_pairs, odds, plain_disentangled)
+    disentangled_attention, disentangled_problem, distances, INTERPRETED, kept_pairs, odds, plain_disentangled,
+    whole_disentangled, whole_disentangled_back)
 
 torch.set_num_threads(1)
 GPU = torch.cuda.is_available()
@@ -223,6 +224,8 @@ def engines(monkeypatch, **kind):
     from optkit.engine import Engine
     from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
     monkeypatch.setattr('optkit.fast.end_to_end_problem', lambda *a: '')
+    for way, kernel in (('forward', whole_disentangled), ('backward', whole_disentangled_back)):  # also on a CPU
+        monkeypatch.setattr(f'optkit.shapes.plain_{way}', kernel)
     def model():
         torch.manual_seed(0)
         made = DebertaV2ForSequenceClassification(DebertaV2Config(**small(num_attention_heads=1) | DEBERTA | kind))
@@ -238,10 +241,11 @@ def engines(monkeypatch, **kind):
     dict(pos_att_type=['p2c'], position_buckets=-1, max_relative_positions=10)], ids=str)
 def test_steps_end_to_end_equal_the_plain_engine(kind, monkeypatch):
     "Several micro-batches with tokens of no row; losses, norm of the gradients, the gradients themselves, evaluation"
+    from optkit.shapes import EndToEnd
     from test_fast import losses, same_weights
     plain, fast, store = engines(monkeypatch, **kind)
     found = losses(plain, store, lr=1e-3), losses(fast, store, lr=1e-3)
-    assert fast.call_for(store).end_to_end and not fast.notes and fast.micro_batches > 1
+    assert isinstance(fast.call_for(store), EndToEnd) and not fast.notes and fast.micro_batches > 1
     torch.testing.assert_close(*map(torch.tensor, found), rtol=2e-5, atol=0)
     torch.testing.assert_close(fast.grad_norm, plain.grad_norm, rtol=1e-3, atol=0)
     same_weights(plain.model, fast.model)
@@ -251,7 +255,7 @@ def test_steps_end_to_end_equal_the_plain_engine(kind, monkeypatch):
     weights = [p for g in plain.optimizer.param_groups for p in g['params']]
     for p, (_, grad) in zip(weights, fast.gradients, strict=True):
         torch.testing.assert_close(grad, torch.zeros_like(p) if p.grad is None else p.grad, rtol=2e-2, atol=2e-5)
-    fast.forward_in_places = True
+    fast.captured_forward = True
     torch.testing.assert_close(plain.predict(store, range(9)), fast.predict(store, range(9)), rtol=1e-3, atol=2e-4)
     assert any('forward' in k for k in fast.built)
 
@@ -260,7 +264,7 @@ def test_steps_end_to_end_equal_the_plain_engine(kind, monkeypatch):
 def test_neither_trial_nor_evaluation_changes_what_dropout_draws(monkeypatch):
     "A reset engine repeats a fresh one, which first tried its kernels; an evaluation between two steps changes nothing"
     _, fast, store = engines(monkeypatch, num_hidden_layers=1, attention_probs_dropout_prob=.3)
-    fast.forward_in_places, found = True, []
+    fast.captured_forward, found = True, []
     for evaluate in (False, False, True):
         fast.reset(lr=0.)
         found.append([fast.step(store, list(range(4))).item()])
@@ -273,23 +277,22 @@ def test_neither_trial_nor_evaluation_changes_what_dropout_draws(monkeypatch):
 @needs_kernels
 def test_layers_draw_dropout_of_their_own():
     "No query of a layer, whatever its head, keeps the keys that one of another layer keeps; both passes know the layer"
-    from optkit.attention import Places
-    from optkit.disentangled import whole_disentangled, whole_disentangled_back
+    from optkit.attention import Attention, RowEnds
     given, masks = inputs([32, 32], heads=4), []
-    places = Places()
-    places.ends, places.far, places.seed = given['ends'], given['far'], torch.tensor([2**61 + 12346], device=DEVICE)
+    rows, how = RowEnds(), Attention(4, 4, .1, .3)
+    rows.ends, rows.far, rows.seed = given['ends'], given['far'], torch.tensor([2**61 + 12346], device=DEVICE)
     shown = torch.zeros_like(given['qkv'])
     shown[:, 2] = torch.eye(32, device=DEVICE).repeat(2, 1)[:, None]  # the context is the shares
     for number in range(4):
-        out, _ = whole_disentangled(places, shown.flatten(1), None, None, 4, .1, .3, number)
+        out, _ = whole_disentangled(rows, shown.flatten(1), None, None, how, number)
         masks.append({tuple(row.tolist()) for row in out.unflatten(1, (4, 32)).flatten(0, 1) > 0})
     assert all(len(m) == 256 for m in masks) and all(not a & b for a, b in itertools.combinations(masks, 2))
 
     tensors = [given[n].flatten(1).requires_grad_() for n in ('qkv', 'pos_key', 'pos_query')]
     split = [tensors[0].unflatten(1, (3, 4, 32)), *(t.unflatten(1, (4, 32)) for t in tensors[1:])]
-    want = plain_disentangled(*split[0].unbind(1), *split[1:], given['far'], given['ends'], .1, .3, places.seed + 3)
+    want = plain_disentangled(*split[0].unbind(1), *split[1:], given['far'], given['ends'], .1, .3, rows.seed + 3)
     with torch.no_grad():
-        out, state = whole_disentangled(places, *tensors, 4, .1, .3, 3)
+        out, state = whole_disentangled(rows, *tensors, how, 3)
         torch.testing.assert_close(out, want.flatten(1), rtol=1e-4, atol=1e-5)
         sent = torch.randn_like(out)
         got = whole_disentangled_back(state, sent, tensors[0], out, *tensors[1:])

@@ -1789,33 +1789,30 @@ def deberta_attention(dropout, positions=0.):
         pos_att_type=['p2c', 'c2p'], share_att_key=True))
 
 
-def in_places(module, own, lengths=(30, 28, 14, 9)):
-    "The module on rows in places, with its own forward or that of optkit, as a function of hidden states"
-    from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
+def by_rows(module, lengths=(30, 28, 14, 9)):
+    "The module on rows end to end, as a function of hidden states"
+    from optkit.disentangled import distances
     module, kind = module.to(DEVICE), attention.attention_kind(module)
-    places, tokens = attention._places_of(module, lengths, ((2, 32), (2, 16)), DEVICE)
-    if own:
-        masks = [m[:, None, None].expand(-1, 1, m.shape[1], -1) for m in places.masks]
-        empty = [torch.zeros(l, 1, device=DEVICE) for _, l in places.slots]
-        distances = [build_relative_position(t, t, 16, 96) if kind == 'deberta' else None for t in empty]
-        places.native = [(m, d, None) for m, d in zip(masks, distances)]
+    far = distances(module, max(lengths), DEVICE) if kind == 'deberta' else None
+    rows = module.__dict__['rows'] = attention.row_ends(lengths, device=DEVICE, far=far, kernels=(attention.plain_forward, attention.plain_backward))
     table = dict(rel_embeddings=torch.randn(2 * module.pos_ebd_size, 32, device=DEVICE)) if kind == 'deberta' else {}
-    module.__dict__.update(places=places, stand=attention.stand_in(module) if own else None)
-    module.__class__ = attention.in_places(type(module), kind, own)
-    places.use()
-    return lambda hidden: module(hidden, **table)[0][0], torch.randn(1, tokens, 32, device=DEVICE)
+    module.__class__ = attention.by_rows(type(module), kind)
+    def run(hidden):
+        rows.use()
+        rows.seed = torch.randint(2**62, (1,))
+        return module(hidden, **table)[0][0]
+    return run, torch.randn(1, sum(lengths), 32, device=DEVICE)
 
 
 @pytest.mark.parametrize('dropout', [.1, .4])
-@pytest.mark.parametrize('own', [False, True], ids=['optkit', 'transformers'])
 @pytest.mark.parametrize('kind', [bert_attention, deberta_attention])
-def test_field_attention_dropout_keeps_the_mean(kind, own, dropout):
+def test_field_attention_dropout_keeps_the_mean(kind, dropout):
     "Where all values are 1, so is each output: exact in evaluation, on average in training, with the rate's spread"
     torch.manual_seed(0)
     module = kind(dropout)
     value = getattr(module, 'value', None) or module.value_proj
     with torch.no_grad(): value.weight.zero_(); value.bias.fill_(1.)
-    run, hidden = in_places(module, own)
+    run, hidden = by_rows(module)
     with torch.no_grad():
         module.eval()
         torch.testing.assert_close(run(hidden), torch.ones(hidden.shape[1], 32, device=DEVICE))
@@ -1831,7 +1828,7 @@ def test_field_dropout_of_positions_is_there_in_training(rate):
     "DeBERTa drops parts of its table of positions, whatever attention drops"
     torch.manual_seed(0)
     module = deberta_attention(0., rate)
-    run, hidden = in_places(module, False)
+    run, hidden = by_rows(module)
     with torch.no_grad():
         assert torch.equal(run(hidden), run(hidden)) == (not rate)
         module.eval()

@@ -73,11 +73,11 @@ def test_a_run_says_why_the_fast_engine_is_not(store, monkeypatch, tmp_path):
         return first
     assert run('fast') == []
     assert run('plain', checkpointing='full') == [('plain steps', 'gradient checkpointing is full')]
-    monkeypatch.setattr('optkit.fast.places_problem', lambda *a: 'a planted problem')
+    monkeypatch.setattr('optkit.fast.rows_problem', lambda *a: 'a planted problem')
     assert run('padded') == [('in part', 'rows are padded: a planted problem')]
     monkeypatch.undo()
     monkeypatch.setattr(FastEngine, '_evaluate', lambda *a: (_ for _ in ()).throw(RuntimeError('not in a capture')))
-    assert run('evaluated', lambda engine: setattr(engine, 'forward_in_places', True)) == [('in part', 'evaluation is plain: RuntimeError: not in a capture')]
+    assert run('evaluated', lambda engine: setattr(engine, 'captured_forward', True)) == [('in part', 'evaluation is plain: RuntimeError: not in a capture')]
 
 
 @pytest.mark.cuda
