@@ -38,4 +38,5 @@ __all__ = [*_names, 'SHADOWED', 'Path', 'np', 'pd', 'plt', 'torch']
 
 # %% ../nbs/85_all.ipynb #59b5a076
 __getattr__ = moved(__name__, 'experiments', 'bench', 'engine', Beside='BackgroundRun', Place='StudyLocation',
+                    problem='why_not_applicable', GRACE='OVERRUN_S', LONG='ANNOUNCE_AFTER_S',
                     Position='RunState', CHANGES_NOTHING='ROUNDING_ONLY_FIELDS', BUILT_IN='ENGINE_FIELDS')

@@ -59,7 +59,7 @@ class Attention(NamedTuple):
 
 def parts(
     qkv: torch.Tensor, # queries, keys and values side by side [tokens, width]
-    how: Attention
+    how: Attention # of the attention
 ) -> list[torch.Tensor]: # of each, a view [tokens, heads, depth]
     "Queries, keys and values"
     heads = [how.heads, how.key_heads, how.key_heads]
@@ -249,9 +249,9 @@ def use(self: RowEnds):
 # %% ../nbs/35_attention.ipynb #69b889a2
 def attend_tokens(
     qkv: torch.Tensor, # queries, keys and values side by side [tokens, width]
-    how: Attention,
+    how: Attention, # heads, scale, window and dropout
     pos_key: torch.Tensor | None = None, # projected positions [entries, width]
-    pos_query: torch.Tensor | None = None, # the same
+    pos_query: torch.Tensor | None = None # the same
 ) -> torch.Tensor: # [tokens, width of the queries]
     "Attention of tokens end to end, each row as if it came alone, in the rows in use"
     kind = qkv.device.type
@@ -269,7 +269,9 @@ def attend_interface(
     module: torch.nn.Module, # of attention
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, # [1, heads, tokens, depth]
     attention_mask: torch.Tensor | None, # not read: rows say which token sees which
-    dropout: float = 0., scaling: float | None = None, sliding_window: int | None = None,
+    dropout: float = 0., # of the softmax
+    scaling: float | None = None, # of the scores; None: one over the root of the depth
+    sliding_window: int | None = None, # tokens that a layer sees; None: all
     **kwargs # others of transformers
 ) -> tuple[torch.Tensor, None]: # context [1, tokens, heads, depth]
     "Attention of rows end to end, as transformers calls it. Raises `InputError`."

@@ -55,11 +55,11 @@ def noised(
 
 # %% ../nbs/24_augment.ipynb #e7b6757a
 def augmented(
-    store: TokenStore,
+    store: TokenStore, # that holds the rows
     rows: np.ndarray, # row numbers to train on; no other row changes
     share: float, # of their tokens that change
     by: str = 'replace', # one of `AUGMENTS`
-    seed: int = 0,
+    seed: int = 0, # with the epoch, of all that is random
     epoch: int = 1 # the same noise for the same seed and epoch
 ) -> TokenStore: # a new one where something changes
     "A store whose training rows are noised for one epoch"

@@ -81,9 +81,9 @@ class Probe:
 class Peak(NamedTuple):
     "What a probe may return instead of its peak alone"
     peak_bytes: int # as of a `Probe`, like the others
-    allocated_bytes: int
-    activation_bytes: int | None = None
-    resident_bytes: int | None = None
+    allocated_bytes: int # of the allocator, at most
+    activation_bytes: int | None = None # without the peak of the update; None: not known
+    resident_bytes: int | None = None # held before the step; None: not known
 
 # %% ../nbs/30_batch_finder.ipynb #f1d0a010
 class _Line(NamedTuple):

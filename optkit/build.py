@@ -115,7 +115,7 @@ def _precision_of(config, model, hardware):
 # %% ../nbs/44_build.ipynb #77b0f78c
 def make_engine(
     model: torch.nn.Module, # of transformers, or of peft around one
-    config: TrainConfig,
+    config: TrainConfig, # what is asked for
     hardware: Hardware, # see `hardware.detect`
     **kwargs # further ones of `Engine`: ranks, votes
 ) -> Engine:
@@ -140,7 +140,7 @@ def make_engine(
 
 # %% ../nbs/44_build.ipynb #83aca7d9
 def plan_sizes(
-    engine: Engine,
+    engine: Engine, # stays as it was
     store: TokenStore, # on the engine's device
     config: TrainConfig, # sizes that it gives are kept
     effective: int | None = None, # rows of the largest optimizer step; None: that of the configuration
@@ -229,7 +229,7 @@ def _check_ahead(engine, store):
 
 # %% ../nbs/44_build.ipynb #b95eb09e
 def check_run(
-    engine: Engine, store: TokenStore, config: TrainConfig,
+    engine: Engine, store: TokenStore, config: TrainConfig, # what is to run
     train: np.ndarray, valid: np.ndarray | None, # row numbers
     custom: Callable | None = None # see `metrics.score`
 ):

@@ -28,7 +28,7 @@ def html_table(rows: Iterable[tuple], title: str = '') -> str:
 class GPUProcess:
     "A process other than this one that is on a GPU"
     pid: int # as the driver counts; in a container that may be the host's number
-    name: str | None = None
+    name: str | None = None # of its program; None: not known
     bytes: int | None = None # of the GPU's memory that it holds
     computes: bool = True # not only graphics
 
@@ -45,7 +45,7 @@ class GPU:
     capability: tuple | None = None # CUDA compute capability, (8, 6) for 8.6
     total_bytes: int | None = None # the device's own memory; of the slice under MIG
     free_bytes: int | None = None # at the time of detection
-    multiprocessors: int | None = None
+    multiprocessors: int | None = None # streaming multiprocessors
     l2_bytes: int | None = None # size of the L2 cache
     mig: bool = False # a slice of a card (multi-instance GPU)
     peak: dict | None = None # FLOP/s, dense, FP32 accumulation; keys of bf16 fp16 tf32 fp32 fp8
@@ -58,7 +58,7 @@ class GPU:
     clock_mhz: int | None = None # highest clock of the multiprocessors
     clock_now_mhz: int | None = None # at the time of detection
     clock_set_mhz: int | None = None # a clock below the default one that somebody set
-    temperature_c: int | None = None
+    temperature_c: int | None = None # of the chip, at the time of detection
     busy_percent: int | None = None # share of the last second or so in which a kernel of any process ran
     ecc: bool | None = None # error-correcting memory is on
     display: bool | None = None # a screen is attached
@@ -93,7 +93,7 @@ def state(self: GPU):
 @dataclass(frozen=True)
 class CPU:
     "The processor, and how much of it this process may use"
-    model: str
+    model: str # as the system names it
     logical: int # processors of the system, hyper-threads included
     physical: int # cores
     usable: int # what affinity and the container's quota leave
@@ -105,7 +105,7 @@ class CPU:
 @dataclass(frozen=True)
 class Memory:
     "Host memory and storage, in bytes"
-    total_bytes: int
+    total_bytes: int # of the host
     available_bytes: int # the smaller of what is free and what the limit leaves
     limit_bytes: int | None # of the container; None without one
     shm_bytes: int | None # size of /dev/shm, through which loader workers pass tensors
@@ -120,8 +120,8 @@ class Memory:
 @dataclass(frozen=True, repr=False)
 class Link:
     "The connection of two GPUs; `a` and `b` count as in `Hardware.gpus`"
-    a: int
-    b: int
+    a: int # number of the one GPU
+    b: int # number of the other
     kind: str | None = None # 'NVLink x12', 'NVLink x18 (switched)', 'PCIe switch', 'same CPU', 'across CPUs', ...
     peer: bool | None = None # one can read the other's memory without going through the host's
 
@@ -145,16 +145,16 @@ def links_text(links: Sequence[Link]) -> str:
 @dataclass(frozen=True)
 class Software:
     "Versions; None for what is not installed"
-    python: str
-    platform: str
-    torch: str
-    transformers: str | None = None
+    python: str # of the interpreter
+    platform: str # system, kernel and C library
+    torch: str # with its build, such as '2.11.0+cu130'
+    transformers: str | None = None # None: not installed
     cuda: str | None = None # that torch was built with
-    cudnn: str | None = None
-    nccl: str | None = None
-    triton: str | None = None
+    cudnn: str | None = None # as a number, such as '91900'
+    nccl: str | None = None # of the build of torch
+    triton: str | None = None # None: not installed
     driver: str | None = None # of the NVIDIA kernel module
-    optkit: str | None = None
+    optkit: str | None = None # None: not installed
 
     def __repr__(self): return ', '.join(f'{k} {v}' for k, v in vars(self).items() if v is not None)
 
@@ -162,11 +162,11 @@ class Software:
 @dataclass(frozen=True, repr=False)
 class Hardware:
     "A machine: its GPUs (`gpu` is the one in use), processor, memory, software, and what is wrong with it"
-    gpu: GPU | None
+    gpu: GPU | None # the one in use; None: there is none
     gpus: tuple # of `GPU`
-    cpu: CPU
-    memory: Memory
-    software: Software
+    cpu: CPU # the processor
+    memory: Memory # of the host, and storage
+    software: Software # versions
     notes: tuple = () # sentences that say what is wrong and what to do
     mps: bool = False # an Apple GPU that torch can use
     links: tuple = () # `Link` of each pair of GPUs

@@ -198,7 +198,7 @@ def claim_verdict(
 
 # %% ../nbs/60_claims.ipynb #99a6aabb
 def judge(
-    claim: Claim,
+    claim: Claim, # that was measured
     factor: dict | None, # measured, with p50, low and high
     curve: tuple = (), # (size, samples/s, ratio), where the statements are about sizes
     pairs: dict | None = None # ratio by 'small to large', for such statements
@@ -238,4 +238,7 @@ def loss_verdict(
     return Choice('within the spread' if within else 'differs', text)
 
 # %% ../nbs/60_claims.ipynb #b7649e2b
-__getattr__ = moved(__name__, 'workloads', 'counted', 'experiments', 'ledger', 'bench', 'optimize')
+__getattr__ = moved(
+    __name__, 'workloads', 'counted', 'experiments', 'ledger', 'bench', 'optimize', problem='why_not_applicable',
+    GRACE='OVERRUN_S', LONG='ANNOUNCE_AFTER_S', CYCLE='STEPS_A_ROUND', TOP='ON_TOP', KIND='LEDGER_KIND',
+    stand_in='demo_data_notice', outcome='comparison_result', rates='side_rates')

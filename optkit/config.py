@@ -71,7 +71,7 @@ COMPILE = (None, 'default', 'reduce-overhead', 'max-autotune', 'max-autotune-no-
 @dataclass(frozen=True)
 class Hyperparameters:
     "What decides what is learnt; how it is computed is in `TrainConfig`"
-    epochs: int = 3
+    epochs: int = 3 # passes over the training rows
     lr: float = 5e-5 # peak learning rate
     weight_decay: float = .01 # of matrices; biases and norms have none
     warmup: float = .06 # share of all optimizer steps
@@ -90,9 +90,9 @@ class Hyperparameters:
     recover: bool = True # go back once when the loss breaks
     spike: float = 3. # times the best mean loss, above which a loss has broken
     adapter: str | None = None # one of `ADAPTERS`, through peft
-    adapter_rank: int = 16
-    adapter_alpha: float = 32.
-    adapter_dropout: float = 0.
+    adapter_rank: int = 16 # inner width of LoRA
+    adapter_alpha: float = 32. # scale of LoRA, divided by the rank
+    adapter_dropout: float = 0. # share of an adapter's inputs that is dropped
     adapter_targets: str | tuple[str, ...] = 'all-linear' # modules, as peft takes them
     augment: float = 0. # share of the tokens of training rows that are noised each epoch, changes training; 0: off
     augment_by: str = 'replace' # one of `augment.AUGMENTS`
@@ -154,8 +154,8 @@ class TrainConfig(Hyperparameters):
     deterministic: bool = False # the same bits each time, slower
     eval_on_device: bool = True # outputs stay there until the pass ends
     workers: int | None = None # processes that gather batches of a store in host memory; None: what measures faster
-    pin_memory: bool = True
-    persistent_workers: bool = True
+    pin_memory: bool = True # gather into host memory that the GPU can copy from directly
+    persistent_workers: bool = True # keep the processes between epochs
     prefetch: int = 2 # steps ahead
     read_every: int = 20 # optimizer steps between two looks at the loss; the only waits for the device
     shrink: bool = True # make a step that does not fit again in smaller pieces
@@ -165,7 +165,10 @@ class TrainConfig(Hyperparameters):
     def to_json(self) -> str: return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str): return cls(**json.loads(text))
+    def from_json(cls,
+        text: str # of `to_json`
+    ):
+        return cls(**json.loads(text))
 
 # %% ../nbs/43_config.ipynb #3e40343f
 @patch

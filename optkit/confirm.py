@@ -27,7 +27,7 @@ from .space import best_complete, ended, fold_scores, spent, study_settings, val
 class Confirmed:
     "A trial of a search, run again"
     number: int # of the trial
-    params: dict
+    params: dict # of the trial
     search: float # its mean score in the search
     fresh: float # its mean score on new folds; NaN where a run gave no number
     fresh_scores: tuple[float, ...] # one a fold
@@ -36,7 +36,7 @@ class Confirmed:
 @dataclass(frozen=True)
 class Confirmation:
     "The best few of a search, best fresh score first"
-    rows: tuple[Confirmed, ...]
+    rows: tuple[Confirmed, ...] # one a trial
     first: int # number of the trial that won the search
     sign: int = 1 # -1 where lower is better
 
@@ -69,7 +69,7 @@ def confirm(
     folds: int | None = None, # None: as in the search
     space: Callable | None = None, # that of `tune`, where it adds constants to what it suggests
     seed: int = 1, # of the new folds
-    progress: bool = True
+    progress: bool = True # show a bar
 ) -> Confirmation:
     "Run the best few again. Raises `InputError` for a study in which no trial is complete."
     sign = sign_of(study)
@@ -112,7 +112,7 @@ def study_summary(
     metric: str, # name of the score
     planned: int, # trials
     full_epochs: int, # epochs of a trial that runs all folds to the end, where `epochs` is not searched
-    strategy: Strategy | None = None
+    strategy: Strategy | None = None # of the study; None: not known
 ) -> dict: # plain values, for study.json
     "Everything that the report shows of a study"
     sign = -1 if metric == 'loss' else 1 # a search for a low loss maximizes its negative; a reader sees the loss itself

@@ -23,7 +23,7 @@ BLOCK = 128 # tokens of the largest tile
 def distances(
     module: torch.nn.Module, # DeBERTa's self-attention, or MPNet's encoder
     longest: int, # tokens of the longest row
-    device: str | torch.device,
+    device: str | torch.device # of the result
 ) -> torch.Tensor: # int32 [2 reach + 1], `reach` being at least `longest`
     "The entry of the position table for each distance of a query from a key, from -reach to reach"
     reach = math.ceil(longest / BLOCK) * BLOCK
@@ -43,8 +43,8 @@ def _mixed(x):
 def kept_pairs(
     seed: torch.Tensor, # int64 [1]
     begin: int, size: int, # first token and number of tokens of the row
-    heads: int,
-    dropout: float,
+    heads: int, # of the attention
+    dropout: float # share that is dropped
 ) -> torch.Tensor: # bool [heads, size, size], queries by keys
     "Which pairs of a row dropout keeps"
     seed, head, token = int(seed) & (2**63 - 1), torch.arange(heads)[:, None], torch.arange(begin, begin + size)
@@ -60,7 +60,12 @@ def odds(dropout: float) -> tuple[int, float]: # of 65,536 pairs those dropped; 
     return dropped, 65536 / (65536 - dropped)
 
 # %% ../nbs/36_disentangled.ipynb #68f10781
-def plain_disentangled(q, k, v, pos_key, pos_query, far, ends, scale, dropout=0., seed=None):
+def plain_disentangled(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, # [tokens, heads, depth]
+    pos_key: torch.Tensor | None, pos_query: torch.Tensor | None, # as of `disentangled_attention`
+    far: torch.Tensor, ends: torch.Tensor, scale: float, # as of `disentangled_attention`
+    dropout: float = 0., seed: torch.Tensor | None = None # as of `disentangled_attention`
+):
     "Context [tokens, heads, depth], see `disentangled_attention`; tokens behind the last row get 0"
     out, heads = [], q.shape[1]
     for begin, end in itertools.pairwise(ends.tolist()):
@@ -424,7 +429,9 @@ def _backward_op(ctx, grad, _):
 _op.register_autograd(_backward_op, setup_context=_setup_context)
 
 # %% ../nbs/36_disentangled.ipynb #2638ad53
-def drawn_seed(device, dropped: bool) -> torch.Tensor: # int64 [1]
+def drawn_seed(
+    device: str | torch.device, dropped: bool # of the result; whether anything is dropped
+) -> torch.Tensor: # int64 [1]
     "A seed for dropout; nothing is drawn where none is `dropped`, so that evaluation leaves the random state as it is"
     return torch.randint(2**62, (1,), device=device) if dropped else torch.zeros(1, dtype=torch.int64, device=device)
 
@@ -446,14 +453,24 @@ def disentangled_attention(
     return _op(qkv, pos_key, pos_query, far, ends, seed, scale, dropout)[0]
 
 # %% ../nbs/36_disentangled.ipynb #e914a863
-def whole_disentangled(rows: RowEnds, qkv, pos_key, pos_query, how: Attention, number):
+def whole_disentangled(
+    rows: RowEnds, qkv: torch.Tensor, # where rows are; [tokens, 3 width]
+    pos_key: torch.Tensor | None, pos_query: torch.Tensor | None, # projected positions [entries, width]
+    how: Attention, # heads, scale and dropout
+    number: int # of the layer, so that each draws its dropout
+):
     "Context [tokens, width] of rows end to end, and what the backward pass needs, see `attend_tokens`"
     split = lambda t: None if t is None else t.reshape(len(t), how.heads, -1).contiguous()
     args = (split(pos_key), split(pos_query), rows.far, rows.ends, rows.seed, number, how.scale, how.dropout)
     out, lse = _launch_forward(qkv.reshape(len(qkv), 3, how.heads, -1).contiguous(), *args)
     return out.flatten(1), (args[2:], lse)
 
-def whole_disentangled_back(state, grad, qkv, out, pos_key, pos_query):
+def whole_disentangled_back(
+    state: tuple, # of the forward pass
+    grad: torch.Tensor, # of the context [tokens, width]
+    qkv: torch.Tensor, out: torch.Tensor, # of the forward pass
+    pos_key: torch.Tensor | None, pos_query: torch.Tensor | None # of the forward pass
+):
     "Gradients of qkv, pos_key and pos_query"
     args, lse = state
     heads = len(lse)

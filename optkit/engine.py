@@ -31,7 +31,7 @@ from .packing import NOT_PACKED, Packing, packing_problem
 OPTIMIZERS = ('adamw', 'adamw_8bit')
 
 def choose_8bit(
-    device: str,
+    device: str, # 'cuda' or another
     torchao: str, bitsandbytes: str # why the package cannot be imported; empty: it can
 ) -> Choice: # 'torchao' or 'bitsandbytes'
     "The package of the 8-bit optimizer, with the reason. Raises `ValueError` where there is none."
@@ -47,7 +47,7 @@ def make_optimizer(
     model: torch.nn.Module, # its weights that train
     kind: str = 'adamw', # one of `OPTIMIZERS`
     fused: bool = True, # AdamW in one kernel; False: foreach, the default of torch on a GPU
-    device: str = 'cpu'
+    device: str = 'cpu' # 'cuda' or another
 ): # two groups: with weight decay, and without
     "AdamW over the weights of a model. Raises `ValueError` for a kind that is unknown or cannot be had."
     if kind not in OPTIMIZERS: raise ValueError(f'optimizer is {kind!r}, expected one of {OPTIMIZERS}')
@@ -176,7 +176,7 @@ def set(self: Engine,
     lr: float | None = None, weight_decay: float | None = None, # None, here and below: as it is
     betas: tuple[float, float] | None = None, eps: float | None = None, # of AdamW
     max_grad_norm: float | None = None, # 0: no clipping
-    label_smoothing: float | None = None,
+    label_smoothing: float | None = None, # of the cross-entropy
     class_weights: Sequence[float] | None = None # [classes], see `TrainConfig`; (): none
 ):
     "Values of the next steps"
@@ -195,7 +195,9 @@ def set(self: Engine,
 
 # %% ../nbs/33_engine.ipynb #16889649
 @patch
-def set_lr(self: Engine, lr: float):
+def set_lr(self: Engine,
+    lr: float # learning rate
+):
     "Learning rate of the next step"
     self.set(lr=lr)
 
@@ -298,7 +300,7 @@ _CANNOT = RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeEr
 
 @patch
 def call(self: Layout,
-    engine: Engine,
+    engine: Engine, # whose model is called
     store: TokenStore, # of the training
     tokens: int = 0 # of the pack
 ): # takes the inputs of a micro-batch, returns logits
@@ -334,7 +336,7 @@ def _weight_sums(store, class_weights):
 
 # %% ../nbs/33_engine.ipynb #f65d6638
 def step_weight(
-    store: TokenStore,
+    store: TokenStore, # that the rows are of
     step: np.ndarray | list[MicroBatch], # one optimizer step; a `Step` knows the rows of all ranks
     class_weights: torch.Tensor | None = None # [classes], in host memory
 ) -> float: # rows (times classes or numbers), or tokens that have a target, or their weights
@@ -348,7 +350,7 @@ def step_weight(
 # %% ../nbs/33_engine.ipynb #144e1f89
 @patch
 def cut(self: Engine,
-    store: TokenStore,
+    store: TokenStore, # that the rows are of
     step: np.ndarray | list[MicroBatch] # rows of the optimizer step on all ranks; micro-batches stay as they are
 ) -> list[MicroBatch]: # of this rank
     "The micro-batches of a step, by the engine's `layout`"
@@ -394,7 +396,9 @@ def _make_state(engine):
 
 # %% ../nbs/33_engine.ipynb #f330ac78
 @patch
-def check_store(self: Engine, store: TokenStore):
+def check_store(self: Engine,
+    store: TokenStore # that is to be trained on
+):
     "`check_tokens`, and the store's padding id into the model, once a store"
     if store in self.checked: return
     check_tokens(self.model, store)
@@ -559,7 +563,7 @@ def predict(self: Engine,
 # %% ../nbs/33_engine.ipynb #e71646f7
 @patch
 def answers(self: Engine,
-    store: TokenStore,
+    store: TokenStore, # that the rows are of
     rows: np.ndarray # row numbers
 ) -> torch.Tensor: # labels of what `predict` gives, on the store's device
     "Labels of rows, or of their tokens that have a target"
@@ -690,7 +694,7 @@ ATTENTIONS = 'attention that the model has' # what decisions call it
 
 # %% ../nbs/33_engine.ipynb #ada568a9
 def attentions_had(
-    engine: Engine
+    engine: Engine # whose model is asked
 ) -> Choice: # names, as transformers has them
     "Which attention can be asked for of the engine's model, for the record of a run"
     return Choice(', '.join(model_attentions(engine.model)), f'what transformers says of {type(engine.model).__name__}')

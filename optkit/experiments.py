@@ -27,14 +27,14 @@ from .sizes import plan_batch
 from .page import gib_words
 from .counted import COUNTED, SHAPES
 from .ladder import CLAIM_SWITCHES
-from .workloads import least_seconds, loss_check, outcome, rates, Side, timed, timed_sides
+from .workloads import comparison_result, least_seconds, loss_check, Side, side_rates, timed, timed_sides
 
 # %% ../nbs/72_experiments.ipynb #db79ed5c
 # alone too with everything else on: the reports had bf16, and flash takes no FP32
-ON = ('checkpointing_memory', 'no_checkpointing', 'flash_step', 'sdpa_step')
+ALWAYS_ON = ('checkpointing_memory', 'no_checkpointing', 'flash_step', 'sdpa_step')
 
 # measured on top of the rest too
-TOP = ('bf16', 'tf32_on_bf16', 'cudnn_benchmark', 'zero_grad_none', 'fused_adamw_step', 'length_bucketing',
+ON_TOP = ('bf16', 'tf32_on_bf16', 'cudnn_benchmark', 'zero_grad_none', 'fused_adamw_step', 'length_bucketing',
        'sequence_packing', 'grad_accum_1', 'dynamic_batch', 'single_item', 'compile')
 
 # %% ../nbs/72_experiments.ipynb #6d45efa8
@@ -54,7 +54,7 @@ def switch_sides(bench, claim, top=False):
     on = bench.all_on()
     if claim.id in ('all_3090', 'all_5090'):
         return bench.plain, replace(on, compile='default' if bench.cuda and claim.id == 'all_5090' else None)
-    start = on if top or claim.id in ON else bench.plain
+    start = on if top or claim.id in ALWAYS_ON else bench.plain
     return tuple(replace(start, **changes) for changes in _bench_switches(bench)[claim.id])
 
 # %% ../nbs/72_experiments.ipynb #5983c736
@@ -120,7 +120,7 @@ def _whole(bench, timing, name, base, claim=None, **more):
     "The outcome of `timed_sides` with rates, and with the loss of a claim that is checked"
     comparison, sides, losses = timing
     if claim: more['loss'] = loss_check(bench, losses, name, base, claim.label)
-    return outcome(comparison, name, base, **rates(bench, comparison, sides[name], name) | more)
+    return comparison_result(comparison, name, base, **side_rates(bench, comparison, sides[name], name) | more)
 
 # %% ../nbs/72_experiments.ipynb #c6757735
 def _time_switch(bench, claim, share_s, view, earlier, without, with_, **options):
@@ -208,7 +208,7 @@ def try_channels(bench, claim, share_s, *_):
                            max(share_s, least_seconds(bench.step_s, 2)))
     count = sum(p.ndim == 4 for p in bench.model.parameters())
     note = '' if count else f'{count} weights have image dimensions: nothing to convert'
-    return outcome(comparison, 'with', 'without', extra=dict(weights_with_image_dimensions=count), note=note)
+    return comparison_result(comparison, 'with', 'without', extra=dict(weights_with_image_dimensions=count), note=note)
 
 def _curve(comparison, sizes, unit, rows):
     "(size, speed, ratio to the first) of each size"
@@ -227,7 +227,7 @@ def try_curve(bench, claim, share_s, *_):
     return _whole(bench, timing, str(sizes[-1]), str(sizes[0]), extra=extra, final=True)
 
 # %% ../nbs/72_experiments.ipynb #a6988e2a
-FIXED = '; sizes of its own, the same for each workload' # of a note
+SIZES_NOTE = '; sizes of its own, the same for each workload' # of a note
 
 def _repeated(call, count=4):
     "A function of a round's number that calls so many times"
@@ -246,7 +246,7 @@ def try_products(bench, claim, share_s, *_):
         return work
     comparison = timed(bench, dict(fp32=products(False), tf32=products(True)), share_s / 2)
     whole, _, losses = timed_sides(bench, dict(fp32=bench.plain, tf32=replace(bench.plain, tf32=True)), share_s / 2)
-    return outcome(comparison, 'tf32', 'fp32', note='four products of 4096 x 4096' + FIXED,
+    return comparison_result(comparison, 'tf32', 'fp32', note='four products of 4096 x 4096' + SIZES_NOTE,
                    extra=dict(whole_step=asdict(whole.ratio('tf32'))),
                    loss=loss_check(bench, losses, 'tf32', 'fp32', claim.label))
 
@@ -268,8 +268,8 @@ def try_attention(bench, claim, share_s, *_):
     comparison = timed(bench, {base: step, 'flash kernel': run(sdpa, SDPBackend.FLASH_ATTENTION),
                                "torch's choice": run(sdpa)}, share_s)
     against = asdict(comparison.ratio('flash kernel', "torch's choice"))
-    return outcome(comparison, 'flash kernel', base, extra=dict(against_torchs_own_choice=against),
-                   note=f'{heads} heads of 64, {length} tokens, {str(dtype)[6:]}' + FIXED)
+    return comparison_result(comparison, 'flash kernel', base, extra=dict(against_torchs_own_choice=against),
+                   note=f'{heads} heads of 64, {length} tokens, {str(dtype)[6:]}' + SIZES_NOTE)
 
 # %% ../nbs/72_experiments.ipynb #f22c0df7
 def try_update(bench, claim, share_s, *_):
@@ -282,7 +282,7 @@ def try_update(bench, claim, share_s, *_):
         return lambda number: optimizer.step()
     steps = dict(foreach=run(foreach=True), fused=run(fused=True), loop=run(foreach=False, fused=False))
     comparison = timed(bench, steps, max(share_s, least_seconds(bench.step_s, 2)))
-    return outcome(comparison, 'fused', 'foreach', note='against foreach, the default of torch on a GPU',
+    return comparison_result(comparison, 'fused', 'foreach', note='against foreach, the default of torch on a GPU',
                    extra=dict(against_a_loop=asdict(comparison.ratio('fused', 'loop'))))
 
 # %% ../nbs/72_experiments.ipynb #d693e070
@@ -310,7 +310,8 @@ def try_native(bench, claim, share_s, *_):
     sizes = {'bf16': sum(w.nbytes for w, _, _ in layers), '8 bits': sum(w.nbytes + s.nbytes for _, w, s in layers)}
     note = (f'two frozen layers of {width} and {inner}; 8 bits with a scale a row, made bf16 by torch at each use, '
             'no quantisation library')
-    return outcome(timed(bench, steps, share_s), 'bf16', '8 bits', note=note + FIXED, extra=dict(weight_bytes=sizes))
+    return comparison_result(timed(bench, steps, share_s), 'bf16', '8 bits', note=note + SIZES_NOTE,
+                             extra=dict(weight_bytes=sizes))
 
 # %% ../nbs/72_experiments.ipynb #d19b43fc
 def try_evaluation(bench, claim, share_s, *_):
@@ -321,7 +322,7 @@ def try_evaluation(bench, claim, share_s, *_):
         run = lambda on_device: lambda number: side.engine.predict(bench.store, rows, batch, on_device)
         comparison = timed(bench, {'copied each batch': run(False), 'kept': run(True)},
                            max(share_s, least_seconds(bench.step_s, 1)))
-    return outcome(comparison, 'kept', 'copied each batch', note=f'{len(rows)} rows, {batch} at once')
+    return comparison_result(comparison, 'kept', 'copied each batch', note=f'{len(rows)} rows, {batch} at once')
 
 # %% ../nbs/72_experiments.ipynb #ccc8c756
 def _time_epochs(bench, loader_options, share_s):
@@ -349,7 +350,7 @@ def try_copies(bench, claim, share_s, *_):
     copies = dict(pageable=lambda n: plain.to(device), pinned=lambda n: pinned.to(device, non_blocking=True))
     comparison = timed(bench, copies, share_s / 3)
     epochs = _time_epochs(bench, dict(pageable=dict(pin=False), pinned=dict(pin=True)), share_s)
-    return outcome(comparison, 'pinned', 'pageable', note='64 MiB' + FIXED,
+    return comparison_result(comparison, 'pinned', 'pageable', note='64 MiB' + SIZES_NOTE,
                    extra=dict(whole_epoch=asdict(epochs.ratio('pinned'))))
 
 # %% ../nbs/72_experiments.ipynb #bb1c6917
@@ -366,7 +367,7 @@ def _try_worker_counts(bench, share_s, cores):
     comparison = _time_epochs(bench, {f'{n} workers': dict(workers=n) for n in counts}, share_s)
     named, curve = judged_count(counts), _curve(comparison, counts, ' workers', 1)
     why = 'which the claim names' if named == WORKERS else 'the most that are usable here'
-    return outcome(comparison, f'{named} workers', '0 workers', final=True,
+    return comparison_result(comparison, f'{named} workers', '0 workers', final=True,
                    extra=dict(curve=curve, axis='loader workers', usable_cores=cores),
                    note=f'{named} workers, {why}, against none; an epoch of a few steps; epochs/s in the curve')
 
@@ -380,7 +381,8 @@ def try_epoch(bench, claim, share_s, *_):
                  prefetch={'2 ahead': dict(prefetch=2), '4 ahead': dict(prefetch=4)})
     options = {name: dict(workers=workers, **option) for name, option in cases[claim.id].items()}
     comparison, (base, name) = _time_epochs(bench, options, share_s), options
-    return outcome(comparison, name, base, extra=dict(epoch_seconds=_median_step(comparison, base), steps=steps),
+    seconds = _median_step(comparison, base)
+    return comparison_result(comparison, name, base, extra=dict(epoch_seconds=seconds, steps=steps),
                    note=f'{workers} workers; an epoch here is {steps} steps')
 
 # %% ../nbs/72_experiments.ipynb #b1004d55
@@ -415,7 +417,7 @@ def try_margin(bench, claim, share_s, *_):
     if claim.id == 'vram_5090':
         figure = f'{share[small]:.0%} of the memory with {small} rows, {share[large]:.0%} with {large}'
         return more | dict(figure=figure)
-    result = outcome(comparison, f'{large} rows', f'{small} rows', **more)
+    result = comparison_result(comparison, f'{large} rows', f'{small} rows', **more)
     return result | dict(ratios=[r * large / small for r in result['ratios']])
 
 # %% ../nbs/72_experiments.ipynb #0c2540c2
@@ -438,7 +440,8 @@ def try_adapters(bench, claim, share_s, *_):
     extra = {name: _adapter_size(bench, side, comparison, name) for name, side in sides.items()}
     dora, full = extra['dora'], extra['full']
     extra['against_full'] = asdict(comparison.ratio('dora', 'full'))
-    return outcome(comparison, 'dora', 'lora', extra=extra, note='time against LoRA of the same rank, 16', figure=(
+    note = 'time against LoRA of the same rank, 16'
+    return comparison_result(comparison, 'dora', 'lora', extra=extra, note=note, figure=(
         f"{1 - dora['trainable_share']:.1%} fewer trainable parameters; {size(dora['state_bytes'])} "
         f"of weights, gradients and moments against {size(full['state_bytes'])}"))
 
@@ -459,7 +462,7 @@ def try_state(bench, claim, share_s, *_):
     comparison, sides, losses = timed_sides(bench, configs, share_s)
     sizes = {name: _optimizer_bytes(side, bench.store) for name, side in sides.items()}
     for side in sides.values(): side.engine.reset()
-    return outcome(comparison, 'adamw_8bit', 'adamw', extra=dict(state_bytes=sizes),
+    return comparison_result(comparison, 'adamw_8bit', 'adamw', extra=dict(state_bytes=sizes),
                    figure=f"{gib_words(sizes['adamw'] - sizes['adamw_8bit'])} less of {gib_words(sizes['adamw'])}",
                    loss=loss_check(bench, losses, 'adamw_8bit', 'adamw', claim.label))
 
@@ -483,7 +486,7 @@ def try_rate(bench, claim, share_s, *_):
     other = '' if bench.name == 'w1' else '; another model than the claim is about'
     return dict(figure=f"{speed['p50']:.2f} steps/s of {effective} rows{other}",
                 extra=dict(steps_per_s=speed, effective=effective), final=True, repeats=comparison.rounds,
-                **rates(bench, comparison, side, 'step'))
+                **side_rates(bench, comparison, side, 'step'))
 
 # %% ../nbs/72_experiments.ipynb #47651223
 def try_usage(bench, claim, share_s, *_):
@@ -491,7 +494,7 @@ def try_usage(bench, claim, share_s, *_):
     with Side(bench, bench.all_on()) as side:
         comparison = timed(bench, dict(step=side.step), share_s / 2)
         usage = measure_usage(side.step, bench.hardware.device, share_s / 2)
-    speed = rates(bench, comparison, side, 'step')
+    speed = side_rates(bench, comparison, side, 'step')
     share = 'n/a' if speed['mfu'] is None else f"{speed['mfu']:.1%}"
     return dict(figure=f'{usage}; MFU {share}', usage=asdict(usage), final=True, repeats=comparison.rounds, **speed)
 
@@ -505,4 +508,4 @@ MEASURED = dict( # kind: experiment
 EXPERIMENTS = COUNTED | MEASURED | dict(sizes=try_sizes)
 
 # %% ../nbs/72_experiments.ipynb #13c1d4d1
-__getattr__ = moved(__name__, 'counted')
+__getattr__ = moved(__name__, 'counted', TOP='ON_TOP', FIXED='SIZES_NOTE', ON='ALWAYS_ON')

@@ -30,7 +30,8 @@ from .shapes import choose_shapes, cut, EndToEnd, masked_loss, padded_shapes, Pa
 # %% ../nbs/38_fast.ipynb #9b38a947
 def fast_problem(
     kind: str, # of the optimizer
-    scaler: bool, ranks: bool, checkpointing: str, quantised: bool,
+    scaler: bool, ranks: bool, # whether there is one; whether several share a step
+    checkpointing: str, quantised: bool, # its mode; whether weights have few bits
     formats: set # of the weights that train
 ) -> str: # '': none
     "Why an engine's steps stay plain"
@@ -213,7 +214,9 @@ def _update(self: FastEngine):
 
 # %% ../nbs/38_fast.ipynb #34236a3f
 @patch
-def set(self: FastEngine, **values):
+def set(self: FastEngine,
+    **values # as of `Engine.set`
+):
     "Values of the next steps, see `Engine.set`; they go into tensors that the graphs read"
     Engine.set(self, **values)
     if not self.gradients: return # plain, or not yet made
@@ -227,12 +230,18 @@ def set(self: FastEngine, **values):
 
 # %% ../nbs/38_fast.ipynb #8c0fa108
 @patch
-def set_lr(self: FastEngine, lr: float):
+def set_lr(self: FastEngine,
+    lr: float # learning rate
+):
     "Learning rate of the next step"
     Engine.set(self, lr=lr) # no other tensor is filled
 
 @patch
-def reset(self: FastEngine, *args, rows: int = 0, **values):
+def reset(self: FastEngine,
+    *args, # as of `Engine.reset`
+    rows: int = 0, # of a full optimizer step; 0: those of the first
+    **values # as of `Engine.reset`
+):
     "As `Engine.reset`; `rows`: of a full step, so that its shapes do not hang on which step comes first"
     self.full = rows
     Engine.reset(self, *args, **values)
@@ -285,7 +294,9 @@ def _tried(trial) -> str: # '': it went well
 
 # %% ../nbs/38_fast.ipynb #c7996d5e
 @patch
-def call_for(self: FastEngine, store: TokenStore) -> EndToEnd | PaddedCall:
+def call_for(self: FastEngine,
+    store: TokenStore # that is trained on
+) -> EndToEnd | PaddedCall:
     "How the model is called on this store's rows"
     key = store.task, store.max_length
     if key not in self.calls:
@@ -321,7 +332,10 @@ def _end_to_end(self: FastEngine, store, key):
 
 # %% ../nbs/38_fast.ipynb #e395c113
 @patch
-def shapes_for(self: FastEngine, store: TokenStore, rows: int) -> tuple[Shape, ...]:
+def shapes_for(self: FastEngine,
+    store: TokenStore, # that is trained on
+    rows: int # of an optimizer step
+) -> tuple[Shape, ...]:
     "The shapes for steps of that many rows, in equal parts of at most `at_once`; chosen once"
     call = self.call_for(store) # may change `at_once`
     key = (store.task, store.max_length), min(_part(rows, self.at_once), len(store))

@@ -97,7 +97,7 @@ def hold_out(
     size: int, # rows to set aside, about
     search: int, # rows for the search, at most
     folds: int, # rows of each label that the search needs
-    seed: int = 0,
+    seed: int = 0, # of the draw
     groups: np.ndarray | None = None # group of each row; a group is never split
 ) -> tuple[np.ndarray, np.ndarray]: # row numbers of the search and of the held-out part
     "Set rows aside, then draw the search's rows from the rest; the held-out rows depend on data, size and seed alone."
@@ -186,7 +186,7 @@ def stratified_folds(
 
 # %% ../nbs/48_folds.ipynb #c19391f3
 def strata_of(
-    store: TokenStore,
+    store: TokenStore, # that the rows are of
     parts: int = 4 # of a regression's numbers
 ) -> np.ndarray: # int64 [rows]
     "What folds of a store's rows are stratified by"
@@ -203,7 +203,7 @@ def repeated_folds(
     rows: np.ndarray, # row numbers to split
     labels: np.ndarray, # what is stratified by, for each row of the store; see `strata_of`
     k: int, # folds
-    repeats: int = 1,
+    repeats: int = 1, # how many times, each split anew
     seed: int = 0, # of the first repeat; the next have the seeds that follow
     groups: np.ndarray | None = None # group of each row of the store; a group is never split
 ) -> list[tuple[np.ndarray, np.ndarray]]: # (train, valid) row numbers, `repeats` times `k`
@@ -333,9 +333,9 @@ def _repr_html_(self: FoldsResult):
 # %% ../nbs/48_folds.ipynb #f803a3d4
 def cross_validate(
     engine: Engine, # one for all folds; reset for each
-    store: TokenStore,
+    store: TokenStore, # that the folds are of
     folds: list[tuple[np.ndarray, np.ndarray]], # (train, valid) row numbers, see `repeated_folds`
-    config: TrainConfig,
+    config: TrainConfig, # of each training
     repeats: int = 1, # that `folds` holds; each has a seed of its own
     stop: Callable[[list[float]], Choice | bool] | None = None, # scores so far: whether to end, such as `hopeless`
     folder: str | Path | None = None, # a run folder for each fold below it; None: nothing is written

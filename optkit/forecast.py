@@ -56,7 +56,7 @@ def past_errors(
 def cost_interval(
     costs: np.ndarray, # as in `past_errors`
     left: int, # trials to come
-    confidence: float = .8
+    confidence: float = .8 # that the interval holds
 ) -> tuple[float, float, float] | None: # mid, low, high; None: too little data
     "Cost of what is left"
     errors = np.sort(np.abs(past_errors(costs, left)))
@@ -69,7 +69,7 @@ def cost_interval(
 def coverage(
     costs: np.ndarray, # as in `past_errors`
     left: int, # trials to come
-    confidence: float = .8,
+    confidence: float = .8, # of the intervals
     points: int = 12 # earlier times that are tried
 ) -> tuple[float | None, int]: # share of earlier intervals that held, and their number
     "How often this interval held at earlier times of the same study"
@@ -96,14 +96,14 @@ class Forecast:
     spent_s: float # seconds so far
     bounds: tuple[float, float] # seconds of the rest: all stopped at the first look, none stopped
     mid: float | None # seconds of the rest; None while there is too little data
-    low: float | None
-    high: float | None
-    confidence: float
+    low: float | None # seconds, lower end; None: no bound
+    high: float | None # seconds, upper end; None: no bound
+    confidence: float # that the interval holds
     coverage: float | None # share of earlier intervals of this kind that held
     backtests: int # how many those are
     epochs: float # of the rest, at the mid value or, without one, the upper bound
     workers: int # that share the rest
-    reason: str
+    reason: str # why there is no interval; '': there is one
     profile: tuple[dict, ...] = () # trials and hours by folds reached
 
     @property
@@ -192,13 +192,13 @@ def fold_profile(study: optuna.Study) -> list[dict]: # folds, trials, hours, sha
 
 # %% ../nbs/57_forecast.ipynb #fde9425b
 def forecast_before(
-    n_trials: int,
-    folds: int,
+    n_trials: int, # of the study
+    folds: int, # of a trial
     epochs: int, # of a fold
     seconds_per_epoch: float, # of one fold, training and evaluation
-    strategy: str | Strategy = 'racing',
+    strategy: str | Strategy = 'racing', # that stops trials
     build_s: float = 0., # seconds, once, before the first trial
-    workers: int = 1
+    workers: int = 1 # processes that run trials
 ) -> Forecast:
     "Bounds of a study that has not begun"
     for name, value in dict(n_trials=n_trials, folds=folds, epochs=epochs, workers=workers).items():
@@ -226,7 +226,7 @@ def _least_epochs(strategy, shape):
 # %% ../nbs/57_forecast.ipynb #6b3ce482
 def build_bill(
     training_s: float, # seconds of training in the whole study, not compiled
-    trials: int,
+    trials: int, # of the study
     build_s: float, # seconds to compile
     speedup: float, # compiled against not, above 1 is faster
     keys: int = 1 # engines that the study needs
@@ -242,7 +242,7 @@ def build_bill(
 
 # %% ../nbs/57_forecast.ipynb #45092c50
 def importance_figure(
-    study: optuna.Study,
+    study: optuna.Study, # with trials that ended
     where: str = '' # for the title
 ) -> Figure:
     "How much each parameter mattered for being among the best tenth"
@@ -273,7 +273,7 @@ def _positions(values, distribution): # along an axis from 0 to 1
 
 # %% ../nbs/57_forecast.ipynb #6b2de010
 def parallel_figure(
-    study: optuna.Study,
+    study: optuna.Study, # with trials that ended
     where: str = '', # for the title
     most: int = 300 # trials that are drawn, the best of them
 ) -> Figure:

@@ -166,12 +166,12 @@ def size_job(
     rows: int, # in the data
     budget_s: float | None, # seconds; None: no limit
     folds: int = 3, # of a trial
-    classes: int = 2,
+    classes: int = 2, # of the labels
     trials: int | None = None, # None: sized, as the next three
     epochs: int | None = None, # of a fold
     max_length: int | None = None, # tokens a row
     use_rows: int | None = None, # that the search may use
-    again: int = 0, # trials that run again on other folds
+    again: int = 0 # trials that run again on other folds
 ) -> JobPlan:
     "The largest job that fits into the budget"
     held_out = held_out_size(rows, classes)

@@ -29,7 +29,7 @@ from .build import make_engine
 @dataclass(frozen=True)
 class Rung:
     "One row: what it changes on top of the row before"
-    name: str
+    name: str # of the row
     changes: dict # fields of TrainConfig
     claim: str | None = None # id in claims.csv
     label: str = 'exact' # 'exact', 'rounding' or 'changes training'
@@ -44,7 +44,7 @@ def plain_step(base: TrainConfig) -> TrainConfig:
 
 # %% ../nbs/70_ladder.ipynb #77c0333d
 def default_rungs(
-    hardware: Hardware,
+    hardware: Hardware, # that decides what makes sense
     effective: int, # rows of an optimizer step
     physical: int, # rows that fit at once
     compiled: bool | None = None # whether to end with torch.compile; None: on a GPU
@@ -241,15 +241,15 @@ def _ladder(comparison, configs, rungs, plans, losses, store, model, hardware):
 # %% ../nbs/70_ladder.ipynb #92387db5
 def measure_ladder(
     model: torch.nn.Module, # a sequence classifier of transformers; trained in place, then put back
-    store: TokenStore,
+    store: TokenStore, # that is trained on
     rows: np.ndarray, # row numbers to train on
-    rungs: tuple[Rung, ...],
+    rungs: tuple[Rung, ...], # rows after the baseline
     base: TrainConfig, # what all rows share
-    hardware: Hardware,
+    hardware: Hardware, # see `hardware.detect`
     budget_s: float = 60., # seconds for the timed rounds
     loss_steps: int = 12, # optimizer steps of the loss comparison
     cycle: int = 8, # different optimizer steps that the rounds go through
-    progress: bool = True,
+    progress: bool = True, # show a bar
     **kwargs # further arguments of `timing.compare`
 ) -> Ladder:
     "Time every row on the same samples in turns, with a loss comparison"

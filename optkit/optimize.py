@@ -22,7 +22,7 @@ from .claims import all_claims
 from .page import ENOUGH
 from .ladder import BASELINE, plain_step
 from .workloads import bench_of, same_sides, timed_sides
-from .ledger import problem, read_ledger
+from .ledger import read_ledger, why_not_applicable
 from .bench import facts_of, settle
 
 # %% ../nbs/76_optimize.ipynb #b430b445
@@ -69,7 +69,7 @@ def runnable_candidates(hw, facts):
     claims, cuda = all_claims(), hw.device == 'cuda'
     bf16 = cuda or bool(hw.cpu.flags & {'avx512_bf16', 'amx_bf16'})
     def runs(changes, i):
-        if i and problem(claims[i], hw, **facts): return False
+        if i and why_not_applicable(claims[i], hw, **facts): return False
         return (bf16 or i != 'bf16') and (cuda or not changes.keys() & {'fast', 'compile'})
     return [(changes, i) for changes, i in CANDIDATES if runs(changes, i)]
 

@@ -167,7 +167,7 @@ def _packed_logits(call, trial, tokens, *rows):
 # %% ../nbs/32_packing.ipynb #9a0aef1c
 @torch.no_grad()
 def packing_problem(
-    call: Packing,
+    call: Packing, # of the model
     store: TokenStore, # of the training; `max_length` and the task count
     tokens: int = 0 # of the longest pack: some models attend otherwise from a certain length on
 ) -> str: # '': none

@@ -335,12 +335,12 @@ class Precision:
     tf32: Choice # True or False
     scaler: Choice # True or False
     sdpa: Choice # names of backends, in order
-    device: str
+    device: str # 'cuda', 'mps' or 'cpu'
     weights: Choice = Choice('fp32', 'small updates survive') # 'fp32' or 'bf16'
-    fp8: Choice = Choice(False, 'not asked for')
-    cudnn_benchmark: Choice = choose_cudnn_benchmark()
-    deterministic: Choice = choose_deterministic()
-    channels_last: Choice = CHANNELS_LAST
+    fp8: Choice = Choice(False, 'not asked for') # whether wide layers compute in fp8
+    cudnn_benchmark: Choice = choose_cudnn_benchmark() # whether cuDNN tries its algorithms
+    deterministic: Choice = choose_deterministic() # whether only deterministic kernels run
+    channels_last: Choice = CHANNELS_LAST # whether weights with four dimensions are stored with their channels last
     held: str = 'fp32' # format of the weights before they are prepared
 
     @property
@@ -353,7 +353,7 @@ class Precision:
 
 # %% ../nbs/15_precision.ipynb #5e0f185e
 def choose_precision(
-    hw: Hardware,
+    hw: Hardware, # the machine
     prefer: str | None = None, # 'bf16', 'fp16' or 'fp32' to override the format of products
     tf32: bool | None = None, # to override TF32
     fixed_shapes: bool = False, # few different batch shapes in the whole run

@@ -33,13 +33,13 @@ class Progress:
     score: float | None = None # of the last evaluation
     sequences_per_s: float | None = None # rows of training
     updates_per_s: float | None = None # optimizer steps
-    micro_batches_per_s: float | None = None
+    micro_batches_per_s: float | None = None # None: not known yet
     tokens_per_s: float | None = None # without padding
     mfu: float | None = None # share of the peak; None: the peak is not known
     memory_bytes: int | None = None # of tensors on the GPU, the most so far; None without one
     waiting: float | None = None # share of the time that steps waited for their rows
     seconds: float = 0. # since the run began
-    seconds_left: float | None = None
+    seconds_left: float | None = None # of the training; None: not known yet
     note: str = '' # the last decision, or the error
     card: str | None = None # the GPU that computes, by the name its driver gives it (GPU-...); None without one
 

@@ -56,17 +56,17 @@ LABELS = ('exact', 'rounding', 'changes training')
 @dataclass(frozen=True)
 class Record:
     "One variant's result in one run on one machine"
-    variant: str
-    baseline: str
+    variant: str # name of the row
+    baseline: str # name of the row that it is compared with
     claim: str | None = None # id in claims.csv
     ratio: dict | None = None # p50, low, high; above 1 is faster than the baseline
     ratio_before: dict | None = None # against the variant before, in a ladder
     samples_per_s: dict | None = None # p20, p50, p80
     tokens_per_s: dict | None = None # real tokens
-    padded_tokens_per_s: dict | None = None
+    padded_tokens_per_s: dict | None = None # tokens with padding
     mfu: float | None = None # model FLOPs utilisation: of the dense peak, real tokens only
-    peak_bytes: int | None = None
-    loss: dict | None = None
+    peak_bytes: int | None = None # of the CUDA allocator in one step
+    loss: dict | None = None # value, and difference from the baseline's
     seconds: dict | None = None # p20, p50, p80 of a step
     repeats: int = 0 # rounds
     warm_up: int = 0 # rounds
@@ -100,14 +100,14 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 # %% ../nbs/14_records.ipynb #f768bf91
 def record(
-    comparison: Comparison,
+    comparison: Comparison, # that was measured
     name: str, # of a variant in it
     samples: int | None = None, # in one step
     tokens: int | None = None, # real tokens in one step
     padded_tokens: int | None = None, # in one step, padding included
     flops: float | None = None, # of one step for the real tokens
     peak: float | None = None, # of the card, dense FLOP/s
-    **rest: Any, # claim, loss, label, verdict
+    **rest: Any # claim, loss, label, verdict
 ) -> Record:
     "The `Record` of one variant of a comparison"
     seconds = np.asarray(comparison.seconds[name])
@@ -124,11 +124,11 @@ def record(
 
 # %% ../nbs/14_records.ipynb #458a0255
 def save_records(
-    path: str | Path,
+    path: str | Path, # of the JSON file
     records: Iterable, # `Record`s, or dicts with their fields
-    hardware: Hardware,
+    hardware: Hardware, # that the records are of
     command: str, # that reproduces them
-    **extra: Any, # more provenance: workload, seed, ...
+    **extra: Any # more provenance: workload, seed, ...
 ) -> Path:
     "Write records of one run on one machine to `path`, whole or not at all"
     rows = [dataclasses.asdict(r if isinstance(r, Record) else Record(**r)) for r in records]
@@ -165,8 +165,8 @@ def load_records(
 # %% ../nbs/14_records.ipynb #58f89d51
 def ratio_between(
     table: pd.DataFrame, # of `load_records`
-    variant: str,
-    baseline: str, # both of one comparison
+    variant: str, # name of a row
+    baseline: str # both of one comparison
 ) -> float: # above 1: `variant` is faster
     "The ratio of two medians; `ValueError` unless both are of one comparison, run and machine"
     names = (variant, baseline)

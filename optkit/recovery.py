@@ -44,7 +44,11 @@ def smaller_pieces(physical: int, max_tokens: int | None, longest: int, why: str
 # %% ../nbs/45_recovery.ipynb #3c87a6fb
 class Broken(Exception):
     "A loss that is not a number or has broken: at which step, with which rows"
-    def __init__(self, step: int, rows: np.ndarray, why: str):
+    def __init__(self,
+        step: int, # from 0
+        rows: np.ndarray, # row numbers of the step
+        why: str # what was wrong
+    ):
         super().__init__(f'{why} at step {step + 1}')
         self.step, self.rows, self.why = step, rows, why
 
@@ -102,7 +106,7 @@ class SpikeWatch:
     seen: int = 0 # losses so far
     start: float = 0. # mean of the first `window` losses, those of the untrained model
     lowest: float | None = None # mean so far
-    recent: list = field(default_factory=list)
+    recent: list = field(default_factory=list) # last losses
 
     def add(self, loss: float) -> bool: # of one optimizer step; whether the loss has broken
         self.seen += 1
@@ -119,7 +123,7 @@ class Epoch:
     "What one epoch gave"
     epoch: int # from 1
     train_loss: float # mean over the epoch's samples, before each update
-    valid_loss: float
+    valid_loss: float # mean over the rows to evaluate on
     score: float # of the configuration's metric, higher is better
     metrics: dict # every metric
     samples_per_s: float # of training
@@ -131,12 +135,12 @@ class Epoch:
 class RunState:
     "Where a run stands"
     total: int # optimizer steps of the run
-    epoch: int = 1
+    epoch: int = 1 # that is running, from 1
     within: int = 0 # steps of the epoch that are done
     done: int = 0 # steps that are done
     skipped: int = 0 # of them, those whose update the scaler of fp16 left out
     loss_sum: float = 0. # of the epoch, times weight
-    weight_sum: float = 0.
+    weight_sum: float = 0. # of the epoch: rows, or tokens that count
     seconds: float = 0. # of training in this epoch
     rows: int = 0 # trained on in this epoch
     tokens: int = 0 # trained on in this epoch
@@ -146,12 +150,12 @@ class RunState:
     scale: float = 1. # of the learning rate
     again_from: int = 0 # first step of a second warm-up
     again: int = 0 # steps of it
-    recovered: bool = False
+    recovered: bool = False # whether it went back once
     layout: Layout = Layout() # of the engine, where a checkpoint was saved
-    eval_batch: int = 64
-    watch: SpikeWatch = field(default_factory=SpikeWatch)
-    decisions: list = field(default_factory=list)
-    finished: bool = False
+    eval_batch: int = 64 # rows at once in evaluation
+    watch: SpikeWatch = field(default_factory=SpikeWatch) # of the loss
+    decisions: list = field(default_factory=list) # that the run took: step, what, value, reason
+    finished: bool = False # whether the run is over
 
     def to_dict(self) -> dict: return asdict(self)
 

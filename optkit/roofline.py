@@ -162,8 +162,8 @@ ENCODER_SHAPES = (  # (m, n, k) of the layers of a base-size encoder on 4096 tok
 
 
 def model_shapes(
-    model: torch.nn.Module,
-    tokens: int, # in a physical batch, without padding
+    model: torch.nn.Module, # any model with linear layers
+    tokens: int # in a physical batch, without padding
 ) -> dict[tuple, int]: # number of layers by (tokens, outputs, inputs)
     "The products of a model's linear layers"
     layers = (layer for layer in model.modules() if isinstance(layer, torch.nn.Linear))
@@ -211,8 +211,8 @@ def roofline(
     device: str = 'cpu', # 'cuda' (the current one), 'mps' or 'cpu'
     side: int | None = None, # of the square matrices; 8192 on a GPU, 1024 on a CPU
     copied: int | None = None, # bytes to copy; 1 GiB on a GPU, 64 MiB on a CPU
-    repeats: int = 10,
-    shapes: Iterable[tuple] | None = None, # (m, n, k) of more products; None: `ENCODER_SHAPES` on CUDA, none elsewhere
+    repeats: int = 10, # measurements of each product, copy and launch
+    shapes: Iterable[tuple] | None = None # (m, n, k) of more products; None: `ENCODER_SHAPES` on CUDA, none elsewhere
 ) -> Roofline:
     "What this device reaches in products, copies and launches, against the table where it has the card"
     if repeats < 1 or any(n is not None and n < 1 for n in (side, copied)):

@@ -62,7 +62,7 @@ def padded_shapes(
 MICRO_BATCH = 700 # what one more micro-batch costs, in tokens, roughly: gradients are added up once more
 
 def fill(
-    shape: Shape,
+    shape: Shape, # that is filled
     lengths: np.ndarray # tokens of each row
 ) -> tuple[list[int], list[int]]: # rows in the shape, the longest first; rows that found no room
     "Put rows into a shape, the longest first"
@@ -76,8 +76,8 @@ def fill(
 
 # %% ../nbs/37_shapes.ipynb #b6d2a18a
 def cut(
-    shapes: tuple[Shape, ...],
-    lengths: np.ndarray, # tokens of the rows of a step
+    shapes: tuple[Shape, ...], # to choose from
+    lengths: np.ndarray # tokens of the rows of a step
 ) -> list[tuple[Shape, list[int]]]: # micro-batches: a shape, and its rows (indices of `lengths`)
     "The micro-batches of an optimizer step. Raises `ValueError` for a row that fits nowhere."
     rest, cuts = np.arange(len(lengths)), []
@@ -127,7 +127,11 @@ def choose_shapes(
 # %% ../nbs/37_shapes.ipynb #a460c672
 class StaticBatch:
     "The inputs of one shape, at fixed addresses on the device"
-    def __init__(self, shape: Shape, store: TokenStore, device: str | torch.device):
+    def __init__(self,
+        shape: Shape, # of the inputs
+        store: TokenStore, # whose task and labels decide what is held
+        device: str | torch.device # of the inputs
+    ):
         self.shape, self.task, self.pad, self.types = shape, store.task, store.pad_id, store.type_ids is not None
         self.per_token, self.floats = store.targets is not None, store.task in ('regression', 'multilabel')
         self.width = store.labels.shape[1:] # numbers a row, where there are several
@@ -141,7 +145,10 @@ class StaticBatch:
         self.hosts = [empty(pin_memory=cuda) for _ in range(3 if cuda else 1)] # filled in turn
         self.events = [torch.cuda.Event() for _ in self.hosts] if cuda else [] # a copy to the device was made
 
-    def parts(self, array): return dict(zip(self.sizes, array.split([*self.sizes.values()]))) # windows by name
+    def parts(self,
+        array: torch.Tensor # int32 [all parts]
+    ):
+        return dict(zip(self.sizes, array.split([*self.sizes.values()]))) # windows by name
 
 # %% ../nbs/37_shapes.ipynb #70bd952b
 def _host(store, known=weakref.WeakKeyDictionary()):
@@ -152,7 +159,8 @@ def _host(store, known=weakref.WeakKeyDictionary()):
     return known[store]
 
 @patch
-def put(self: StaticBatch, store: TokenStore,
+def put(self: StaticBatch,
+    store: TokenStore, # that the rows are of
     rows: np.ndarray, # row numbers
     weight: float # what the loss is divided by
 ):
@@ -275,7 +283,8 @@ def _register():
 
 # %% ../nbs/37_shapes.ipynb #5cda11ef
 @patch
-def set_rows(self: EndToEnd, shape: Shape,
+def set_rows(self: EndToEnd,
+    shape: Shape, # of the call
     inputs: dict, # of `StaticBatch`
     longest: int # tokens of the longest row that may come
 ):
@@ -359,19 +368,26 @@ def _cached_positions(encoder, known, hidden, *given, **named):
 # %% ../nbs/37_shapes.ipynb #5bf7d6fa
 class PaddedCall:
     "Calls a model on padded rows in the way of `EndToEnd`"
-    def __init__(self, model: torch.nn.Module):
+    def __init__(self,
+        model: torch.nn.Module # of transformers
+    ):
         self.model = model
         self.extra = dict(use_cache=False) if 'use_cache' in inspect.signature(model.forward).parameters else {}
         self.encoders = [(m, {}) for m in model.modules() if hasattr(m, 'get_rel_pos')]
 
-    def set_rows(self, shape, inputs, longest): "Padded rows need none"
+    def set_rows(self,
+        shape: object, inputs: object, longest: object # ignored
+    ):
+        "Padded rows need none"
 
     def __call__(self, inputs: dict): # see `StaticBatch.inputs`
         names = 'input_ids', 'attention_mask', 'token_type_ids'
         return self.model(**{n: inputs[n] for n in names if n in inputs}, **self.extra).logits
 
     @contextmanager
-    def switched(self, layers=()):
+    def switched(self,
+        layers: object = () # ignored
+    ):
         for encoder, known in self.encoders: encoder.get_rel_pos = partial(_cached_positions, encoder, known)
         try: yield
         finally:

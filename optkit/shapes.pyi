@@ -44,7 +44,7 @@ class StaticBatch:
 
     def __init__(self, shape: Shape, store: TokenStore, device: str | torch.device): ...
 
-    def parts(self, array): ...
+    def parts(self, array: torch.Tensor): ...
 
     def put(self, store: TokenStore, rows: np.ndarray, weight: float):
         """Fill in the rows of a micro-batch and send them to the device"""
@@ -86,12 +86,12 @@ class PaddedCall:
 
     def __init__(self, model: torch.nn.Module): ...
 
-    def set_rows(self, shape, inputs, longest):
+    def set_rows(self, shape: object, inputs: object, longest: object):
         """Padded rows need none"""
 
     def __call__(self, inputs: dict): ...
 
     @contextmanager
-    def switched(self, layers=...): ...
+    def switched(self, layers: object=...): ...
 def masked_loss(task: str, logits: torch.Tensor, labels: torch.Tensor, held: torch.Tensor, smoothing: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The loss of `Engine` with its values as tensors"""

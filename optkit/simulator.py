@@ -93,7 +93,10 @@ class SyntheticCurves(FoldNoise):
                     dropout=FloatDistribution(0, .5), smoothing=FloatDistribution(0, .3))
 
     def truth(self, params: dict) -> float: return float(self.clean(params).min()) # the loss without any noise
-    def runner(self, seed: int): return self.noisy_runner(self.clean, seed, patience=max(1, self.epochs // 5))
+    def runner(self,
+        seed: int # of the noise
+    ):
+        return self.noisy_runner(self.clean, seed, patience=max(1, self.epochs // 5))
 
 # %% ../nbs/51_simulator.ipynb #82864937
 NOISY = dict(fold=.03, trial=.016, epoch=.012, name='noisy') # fields of `SyntheticCurves`
@@ -140,9 +143,9 @@ class RecordedCurves(FoldNoise):
     @property
     def space(self) -> dict[str, BaseDistribution]:
         return {f'x{n}': FloatDistribution(0, 1) for n in range(self.points.shape[1])}
-    def truth(self, params: dict) -> float: return float(self.truths()[self.nearest(params)])
+    def truth(self, params: dict) -> float: return float(self.truths()[self.nearest(params)]) # of a trial
     def optimum(self) -> float: return float(self.truths().min())
-    def runner(self, seed: int):
+    def runner(self, seed: int): # of the draw
         return self.noisy_runner(lambda params: self.losses[self.nearest(params)], seed, patience=None)
 
 # %% ../nbs/51_simulator.ipynb #b9ce1c38
@@ -158,7 +161,9 @@ def truths(self: RecordedCurves) -> np.ndarray: # [configurations]
 
 # %% ../nbs/51_simulator.ipynb #bc707728
 @patch
-def rank(self: RecordedCurves, params: dict) -> float:
+def rank(self: RecordedCurves,
+    params: dict # of a trial
+) -> float:
     "Share of configurations that are better"
     return float((self.truths() < self.truth(params)).mean())
 

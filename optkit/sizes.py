@@ -46,7 +46,7 @@ def _up_to(n, multiple): return -(-n // multiple) * multiple
 class StepProbe(MemoryProbe):
     "Trains that many of the longest rows and returns what the device held; None without a GPU"
     def __init__(self,
-        engine: Engine,
+        engine: Engine, # whose steps are probed
         store: TokenStore, # on the engine's device
         length: int | None = None, # tokens that rows are padded to; None: the longest row, as layouts pad it
         effective: int | None = None # rows of an optimizer step: fewer make two micro-batches; None: always one
@@ -109,7 +109,7 @@ def _share(engine, effective, ranks):
 
 # %% ../nbs/34_sizes.ipynb #4e5db48f
 def plan_batch(
-    engine: Engine,
+    engine: Engine, # stays as it was
     store: TokenStore, # on the engine's device
     effective: int, # rows of an optimizer step, on all ranks
     headroom: float = .02, # share of the card's memory that stays free
@@ -127,7 +127,7 @@ def plan_batch(
 
 # %% ../nbs/34_sizes.ipynb #18a7db6a
 def plan_table(
-    engine: Engine,
+    engine: Engine, # stays as it was
     store: TokenStore, # on the engine's device
     lengths: tuple[int, ...], # tokens of the buckets
     effective: int, # rows of an optimizer step, on all ranks
@@ -143,7 +143,7 @@ def plan_table(
 
 # %% ../nbs/34_sizes.ipynb #c5f0c6d8
 def plan_tokens(
-    engine: Engine,
+    engine: Engine, # stays as it was
     store: TokenStore, # on the engine's device
     headroom: float = .02, # share of the card's memory that stays free
     limit: int | None = None, # tokens; None: 2**18 on a GPU, 4096 elsewhere, or what the longest row needs
@@ -159,7 +159,7 @@ def plan_tokens(
 
 # %% ../nbs/34_sizes.ipynb #dad11974
 def plan_evaluation(
-    engine: Engine,
+    engine: Engine, # stays as it was
     store: TokenStore, # on the engine's device
     headroom: float = .02, # share of the card's memory that stays free
     limit: int | None = None, # largest size to try; None: 4096 on a GPU, 64 elsewhere
@@ -186,7 +186,7 @@ def _rows_by_length(engine, store, plan, effective, headroom, limit):
 # %% ../nbs/34_sizes.ipynb #f4f54063
 @patch
 def fitted(self: Layout,
-    engine: Engine,
+    engine: Engine, # stays as it was
     store: TokenStore, # on the engine's device
     effective: int, # rows of an optimizer step, on all ranks
     headroom: float = .02, # share of the card's memory that stays free
@@ -209,7 +209,7 @@ def fitted(self: Layout,
 
 # %% ../nbs/34_sizes.ipynb #12a6a33b
 def plan_checkpointing(
-    engine: Engine,
+    engine: Engine, # gets the mode that is chosen
     store: TokenStore, # on the engine's device
     effective: int, # rows of an optimizer step
     enough: int = 8, # see `choose_checkpointing`

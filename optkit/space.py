@@ -49,7 +49,7 @@ class TrainerRunner:
         effective = params.get('effective_batch', self.trainer.config.effective_batch)
         return min(self.trainer.config.physical_batch or effective, effective)
 
-    def check(self, params: dict):
+    def check(self, params: dict): # of a trial
         "Raise `InputError` for values that no fold can be trained with"
         trial_config(self.trainer.config, params)
 
@@ -73,7 +73,9 @@ def _digest(arrays):
 
 # %% ../nbs/53_space.ipynb #b7150e99
 @patch
-def renewed(self: TrainerRunner, seed: int) -> TrainerRunner:
+def renewed(self: TrainerRunner,
+    seed: int # of the folds and of the training
+) -> TrainerRunner:
     "The same rows, split anew, and another seed"
     trainer = self.trainer
     again = Trainer(trainer.engine, trainer.store, replace(trainer.config, seed=seed),

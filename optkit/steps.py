@@ -34,7 +34,7 @@ def _labels(store, rows, index, real):
     return store.labels[rows]
 
 def batch_of(
-    store: TokenStore,
+    store: TokenStore, # whose rows are gathered
     rows: np.ndarray, # row numbers, [batch]
     pad_to: int # tokens, at least the longest of the rows
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]: # inputs, each int64 [batch, pad_to]; labels
@@ -64,7 +64,10 @@ class MicroBatch(ByValue):
 
 class Step(list):
     "The micro-batches of one optimizer step; `rows` are those of the whole step, on all ranks"
-    def __init__(self, micro: Iterable[MicroBatch], rows: np.ndarray):
+    def __init__(self,
+        micro: Iterable[MicroBatch], # micro-batches of this rank
+        rows: np.ndarray # row numbers of the whole step, on all ranks
+    ):
         super().__init__(micro)
         self.rows = rows
 
@@ -222,7 +225,7 @@ def sized(self: Layout,
 # %% ../nbs/22_steps.ipynb #22b4bd42
 @patch(cls_method=True)
 def from_config(cls: Layout,
-    config # a `TrainConfig`, whose fields have names of their own: `physical_batch`, `max_tokens`, `batch_table`
+    config: object # a `TrainConfig`: `physical_batch` and others are its names
 ) -> Layout:
     "The layout that a configuration asks for"
     return cls(config.layout, config.physical_batch, config.max_tokens, config.batch_table)
@@ -236,7 +239,9 @@ def layout_of(name, physical=None, max_tokens=None, table=None) -> Layout:
 
 # %% ../nbs/22_steps.ipynb #01d137b7
 def micro_batches(
-    rows: np.ndarray, lengths: np.ndarray, physical: int, layout: str, max_length: int, max_tokens: int | None = None,
+    rows: np.ndarray, lengths: np.ndarray, # row numbers; tokens of every row of the store
+    physical: int, layout: str, max_length: int, # rows of a micro-batch; name of a layout; tokens
+    max_tokens: int | None = None, # of a pack; None: `pack_budget`
     table: dict[int, int] | None = None # width: rows
 ) -> list[MicroBatch]:
     "`Layout.cut` with separate values, as earlier versions had it"
@@ -257,7 +262,7 @@ def grouped_order(
     rows: np.ndarray, # row numbers to train on
     lengths: np.ndarray, # tokens of every row of the store
     effective: int, # rows of an optimizer step
-    seed: int, epoch: int
+    seed: int, epoch: int # as of `sample_order`
 ) -> np.ndarray: # a permutation of `rows`
     "The order of Hugging Face's `group_by_length`: stretches of up to 50 steps, each sorted from long to short"
     order = sample_order(rows, seed, epoch)
@@ -273,7 +278,7 @@ def grouped_order(
 def rank_share(
     rows: np.ndarray, # of one optimizer step
     lengths: np.ndarray, # tokens of every row of the store
-    layout: str,
+    layout: str, # its name
     rank: int, ranks: int # this process, and how many there are
 ) -> np.ndarray: # its rows
     "Rows that one of several processes computes: a row more or less; where order is free, long and short ones alike"
@@ -334,12 +339,12 @@ def step_rows(
 
 # %% ../nbs/22_steps.ipynb #23bc592a
 def steps(
-    store: TokenStore,
+    store: TokenStore, # that the rows are of
     rows: np.ndarray, # row numbers to train on
     effective: int, # rows of an optimizer step on all ranks; the last step of an epoch holds what is left
     *,
     layout: Layout | str = Layout(), # or its name
-    seed: int = 0, epoch: int = 0,
+    seed: int = 0, epoch: int = 0, # each pair has its own order
     rank: int = 0, ranks: int = 1, # this process, and how many share each step
     first_step: int = 0, # steps of the epoch that are done already
     physical: int | None = None, max_tokens: int | None = None, # of a layout given by name; or use `Layout`
@@ -365,7 +370,7 @@ def real_tokens(store: TokenStore, step: list[MicroBatch]) -> int: # tokens
 
 # %% ../nbs/22_steps.ipynb #620e4a0d
 def packed_of(
-    store: TokenStore,
+    store: TokenStore, # that the rows are of
     micro: MicroBatch # packed
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]: # inputs, each int64 [1, tokens]; labels
     """Rows of a store end to end in one row of tokens; labels are [batch], or [1, tokens] of tokens.
@@ -387,7 +392,7 @@ def packed_of(
 class Batch(ByValue):
     "A micro-batch whose inputs are gathered"
     inputs: dict # of the model
-    labels: torch.Tensor
+    labels: torch.Tensor # [batch], or a label for each token
     rows: np.ndarray # row numbers, [batch]
     width: int # as in `MicroBatch`
     offsets: np.ndarray | None = None # as in `MicroBatch`
@@ -396,13 +401,20 @@ class Batch(ByValue):
     def _each(self, change):
         tensor = lambda v: change(v) if isinstance(v, torch.Tensor) else v
         return replace(self, inputs={k: tensor(v) for k, v in self.inputs.items()}, labels=change(self.labels))
-    def pin_memory(self, device=None): return self._each(lambda t: t.pin_memory()) # the loader of torch calls this
-    def to(self, device, non_blocking=False): return self._each(lambda t: t.to(device, non_blocking=non_blocking))
+    def pin_memory(self,
+        device: object = None # ignored; the loader of torch gives it
+    ):
+        return self._each(lambda t: t.pin_memory()) # the loader of torch calls this
+    def to(self,
+        device: str | torch.device, # such as 'cuda'
+        non_blocking: bool = False # return before the copy is made
+    ):
+        return self._each(lambda t: t.to(device, non_blocking=non_blocking))
 
 # %% ../nbs/22_steps.ipynb #c6831ba5
 def gather(
-    store: TokenStore,
-    micro: MicroBatch
+    store: TokenStore, # that the rows are of
+    micro: MicroBatch # padded or packed
 ) -> Batch: # on the device of the store
     "The inputs and labels of a micro-batch"
     packed = micro.offsets is not None

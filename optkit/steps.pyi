@@ -66,7 +66,7 @@ Raises `InputError` for a model that is not packed rightly."""
         """With the tokens of a pack filled in, so that a short last step of an epoch is packed like the others"""
 
     @classmethod
-    def from_config(cls, config) -> Layout:
+    def from_config(cls, config: object) -> Layout:
         """The layout that a configuration asks for"""
 def layout_of(name, physical=None, max_tokens=None, table=None) -> Layout:
     """The layout of separate values, as earlier versions had them; values that it does not read are checked and dropped"""
@@ -106,8 +106,8 @@ class Batch(ByValue):
     tokens: ClassVar[Any]
     pad_to: ClassVar[Any]
 
-    def pin_memory(self, device=None): ...
+    def pin_memory(self, device: object=None): ...
 
-    def to(self, device, non_blocking=False): ...
+    def to(self, device: str | torch.device, non_blocking: bool=False): ...
 def gather(store: TokenStore, micro: MicroBatch) -> Batch:
     """The inputs and labels of a micro-batch"""

@@ -112,8 +112,11 @@ class Strategy:
         warnings.warn('Strategy.told is now Strategy.stopped_as', DeprecationWarning, stacklevel=2)
         cls.stopped_as = cls.told
 
-    def check(self, size: StudySize): "Raise `InputError` for a study that this strategy does not support"
-    def pruner(self, size: StudySize) -> optuna.pruners.BasePruner: return optuna.pruners.NopPruner()
+    def check(self,
+        size: StudySize # of the study
+    ):
+        "Raise `InputError` for a study that this strategy does not support"
+    def pruner(self, size: StudySize) -> optuna.pruners.BasePruner: return optuna.pruners.NopPruner() # of the study
     def asks(self, fold: int, epoch: int, size: StudySize) -> bool: return False # epoch counts from 1
     def limit(self, course: Course, size: StudySize) -> int | None: return size.epochs # values of the next fold at most
 
@@ -122,7 +125,7 @@ class Strategy:
 def within(self: Strategy,
     course: Course, # the trial so far
     history: History, # trials that ended
-    size: StudySize,
+    size: StudySize, # as of `Strategy`
     trial: optuna.Trial | None = None # for strategies that watch the study
 ) -> Verdict:
     "The verdict inside a fold"
@@ -130,7 +133,9 @@ def within(self: Strategy,
 
 # %% ../nbs/50_strategies.ipynb #36bcc462
 @patch
-def between(self: Strategy, course: Course, history: History, size: StudySize, trial=None) -> Verdict: # as `within`
+def between(self: Strategy,
+    course: Course, history: History, size: StudySize, trial: optuna.Trial | None = None # as of `Strategy`
+) -> Verdict: # as `within`
     "The verdict after a fold"
     return Verdict(False, 'no verdict between folds')
 
@@ -289,8 +294,8 @@ class Racing(Strategy):
     cap: float = 1.25 # later folds: at most this many times the best epoch of the first ...
     extra: float = .05 # ... and this share of the epochs more, at least one
     least_sigma: float = .001 # lower bound of the trial x fold noise
-    name: ClassVar[str] = 'racing'
-    stopped_as: ClassVar[str] = 'predicted'
+    name: ClassVar[str] = 'racing' # as it is asked for
+    stopped_as: ClassVar[str] = 'predicted' # see `Strategy`
 
     def __post_init__(self):
         if self.risk is not None and not 0 < self.risk < .5:
@@ -317,7 +322,10 @@ def sized(self: Racing, size: StudySize) -> Racing: # with no None left
 
 # %% ../nbs/50_strategies.ipynb #91c39bd0
 @patch
-def exempt(self: Racing, number: int, size: StudySize) -> bool:
+def exempt(self: Racing,
+    number: int, # of the trial
+    size: StudySize # of the study
+) -> bool:
     "Whether this trial finishes its first fold whatever it scores"
     return number < self.sized(size).first or draw(size.seed, number) < self.share
 
@@ -328,21 +336,23 @@ def draw(seed: int, number: int) -> float: # 0 up to 1
 
 # %% ../nbs/50_strategies.ipynb #a70cffa3
 @patch
-def asks(self: Racing, fold: int, epoch: int, size: StudySize):
+def asks(self: Racing, fold: int, epoch: int, size: StudySize): # as of `Strategy`
     if not size.epochs or epoch >= size.epochs: return False
     shares = self.sized(size).later if fold else self.checkpoints
     return any(epoch == max(1, math.ceil(c * size.epochs)) for c in shares)
 
 # %% ../nbs/50_strategies.ipynb #877bc043
 @patch
-def limit(self: Racing, course: Course, size: StudySize):
+def limit(self: Racing, course: Course, size: StudySize): # as of `Strategy`
     if not course.done or not size.epochs: return size.epochs
     best = int(np.argmax(course.curves[0])) + 1
     return min(size.epochs, math.ceil(self.cap * best + max(1, self.extra * size.epochs)))
 
 # %% ../nbs/50_strategies.ipynb #1d769120
 @patch
-def within(self: Racing, course: Course, history: History, size: StudySize, trial=None):
+def within(self: Racing,
+    course: Course, history: History, size: StudySize, trial: optuna.Trial | None = None # as of `Strategy`
+):
     sized = self.sized(size)
     if not course.comparable:
         return Verdict(False, 'the number of epochs is searched, so no fold is compared before its end')
@@ -355,7 +365,9 @@ def within(self: Racing, course: Course, history: History, size: StudySize, tria
 
 # %% ../nbs/50_strategies.ipynb #062f1c58
 @patch
-def between(self: Racing, course: Course, history: History, size: StudySize, trial=None):
+def between(self: Racing,
+    course: Course, history: History, size: StudySize, trial: optuna.Trial | None = None # as of `Strategy`
+):
     sized = self.sized(size)
     if len(history.complete) < sized.least_complete: return _too_few(history, sized)
     return fold_verdict(course.scores, history.table, sized.risk, sized.top, self.least_sigma, self.recent)
@@ -383,22 +395,27 @@ class Asha(Strategy):
     "Asynchronous successive halving over the epochs of the first fold; later folds run in full"
     eta: int = 3 # reduction factor
     low: int | None = None # epochs of the first rung; None: 3% of the epochs
-    name: ClassVar[str] = 'asha'
+    name: ClassVar[str] = 'asha' # as it is asked for
 
     def __post_init__(self):
         if self.eta < 2: raise InputError(f'eta is {self.eta}, expected at least 2')
         if self.low is not None and self.low < 1: raise InputError(f'low is {self.low}, expected at least 1')
-    def check(self, size: StudySize):
+    def check(self, size: StudySize): # as of `Strategy`
         if size.epochs: return
         raise InputError(f'strategy {self.name!r} needs epochs: how many values a fold gives at most')
     def rungs(self, size: StudySize) -> list[int]: # epochs, below the last
         return self._powers(self.low or max(1, round(.03 * size.epochs)), size.epochs)
     def _powers(self, low, end): return [e for e in (low * self.eta ** n for n in range(40)) if e < end]
-    def asks(self, fold: int, epoch: int, size: StudySize): return not fold and epoch in self.rungs(size)
+    def asks(self,
+        fold: int, epoch: int, size: StudySize # as of `Strategy`
+    ):
+        return not fold and epoch in self.rungs(size)
 
 # %% ../nbs/50_strategies.ipynb #ccdd4eb9
 @patch
-def within(self: Asha, course: Course, history: History, size: StudySize, trial=None):
+def within(self: Asha,
+    course: Course, history: History, size: StudySize, trial: optuna.Trial | None = None # as of `Strategy`
+):
     if not course.comparable: return Verdict(False, 'the number of epochs is searched, so no rungs are compared')
     return self.rung_verdict(course.curves[0], [best for _, best in history.first])
 
@@ -417,17 +434,20 @@ class Hyperband(Asha):
     "Brackets of successive halving over the epochs of the first fold"
     first: int = 0 # these trials run in full
     patience: int | None = None # stop only after so many epochs without a better value; None: at once
-    name: ClassVar[str] = 'hyperband'
+    name: ClassVar[str] = 'hyperband' # as it is asked for
 
-    def rungs(self, size: StudySize): return self._powers(self.low or 1, size.epochs)
-    def pruner(self, size: StudySize): return BracketSampling(self, size)
+    def rungs(self, size: StudySize): return self._powers(self.low or 1, size.epochs) # of the study
+    def pruner(self, size: StudySize): return BracketSampling(self, size) # as of `Strategy`
 
     def brackets(self, size: StudySize) -> list[int]: # share of trials of each, as whole numbers
         "floor(log_eta(epochs / low)) + 1 brackets, counted in whole numbers; their sizes as in Optuna's pruner"
         count = len(self._powers(self.low or 1, size.epochs + 1))
         return [math.ceil(count * self.eta ** (count - 1 - b) / (count - b)) for b in range(count)]
 
-    def bracket(self, number: int, size: StudySize) -> int:
+    def bracket(self,
+        number: int, # of the trial
+        size: StudySize # of the study
+    ) -> int:
         "The bracket of a trial, by the study's seed and the trial's number"
         shares = self.brackets(size)
         return int(np.searchsorted(np.cumsum(shares), draw(size.seed, number) * sum(shares), side='right'))
@@ -443,7 +463,9 @@ class BracketSampling(optuna.pruners.HyperbandPruner):
 
 # %% ../nbs/50_strategies.ipynb #265da088
 @patch
-def within(self: Hyperband, course: Course, history: History, size: StudySize, trial=None):
+def within(self: Hyperband,
+    course: Course, history: History, size: StudySize, trial: optuna.Trial | None = None # as of `Strategy`
+):
     if course.number < self.first: return Verdict(False, f'the first {self.first} trials run in full')
     if not course.comparable: return Verdict(False, 'the number of epochs is searched, so no rungs are compared')
     values, bracket, rungs = course.curves[0], self.bracket(course.number, size), self.rungs(size)
@@ -460,9 +482,11 @@ def within(self: Hyperband, course: Course, history: History, size: StudySize, t
 class Wilcoxon(Strategy):
     "Signed-rank test against the best complete trial after each fold"
     threshold: float = .1 # p below which a trial is stopped
-    name: ClassVar[str] = 'wilcoxon'
+    name: ClassVar[str] = 'wilcoxon' # as it is asked for
 
-    def between(self, course: Course, history: History, size: StudySize, trial=None):
+    def between(self,
+        course: Course, history: History, size: StudySize, trial: optuna.Trial | None = None # as of `Strategy`
+    ):
         from scipy.stats import wilcoxon
         if not history.complete: return Verdict(False, 'no complete trial yet')
         k, scores = course.done, np.asarray(course.scores)
@@ -485,8 +509,8 @@ class PrunerStrategy(Strategy):
             raise InputError(f"steps is {steps!r}, expected 'first', 'all' or 'epoch'")
         self.inner, self.steps = pruner, steps
 
-    def pruner(self, size: StudySize): return self.inner
-    def asks(self, fold: int, epoch: int, size: StudySize): return not fold or self.steps != 'first'
+    def pruner(self, size: StudySize): return self.inner # as of `Strategy`
+    def asks(self, fold: int, epoch: int, size: StudySize): return not fold or self.steps != 'first' # as of `Strategy`
     def __repr__(self): return f'{self.name}({type(self.inner).__name__}, steps={self.steps!r})'
 
     def seen(self, course: Course, size: StudySize) -> dict[int, float]: # step: value
@@ -508,7 +532,9 @@ def reads_running(self: PrunerStrategy):
 
 # %% ../nbs/50_strategies.ipynb #d978238e
 @patch
-def within(self: PrunerStrategy, course: Course, history: History, size: StudySize, trial=None):
+def within(self: PrunerStrategy,
+    course: Course, history: History, size: StudySize, trial: optuna.Trial | None = None # as of `Strategy`
+):
     pruner = type(self.inner).__name__
     if trial is None: raise InputError(f'{pruner} needs a study of Optuna; replay takes the other strategies')
     sign = 1 if trial.study.direction == optuna.study.StudyDirection.MAXIMIZE else -1
@@ -524,17 +550,19 @@ class Reports(Strategy):
     eta: int = 4 # reduction factor
     bootstrap: int = 30 # trials that Hyperband takes before its brackets
     steps: str = 'epoch' # see `PrunerStrategy`
-    name: ClassVar[str] = 'reports'
-    watches_study: ClassVar[bool] = True
-    reads_running: ClassVar[bool] = False
+    name: ClassVar[str] = 'reports' # as it is asked for
+    watches_study: ClassVar[bool] = True # see `Strategy`
+    reads_running: ClassVar[bool] = False # see `Strategy`
 
-    def check(self, size: StudySize): Asha.check(self, size)
-    def pruner(self, size: StudySize):
+    def check(self, size: StudySize): Asha.check(self, size) # as of `Strategy`
+    def pruner(self, size: StudySize): # as of `Strategy`
         return optuna.pruners.PatientPruner(optuna.pruners.HyperbandPruner(
             min_resource=1, max_resource=size.epochs, reduction_factor=self.eta, bootstrap_count=self.bootstrap),
             self.patience)
-    def asks(self, fold: int, epoch: int, size: StudySize): return True
-    def within(self, course: Course, history: History, size: StudySize, trial=None):
+    def asks(self, fold: int, epoch: int, size: StudySize): return True # as of `Strategy`
+    def within(self,
+        course: Course, history: History, size: StudySize, trial: optuna.Trial | None = None # as of `Strategy`
+    ):
         return PrunerStrategy(trial.study.pruner, self.steps).within(course, history, size, trial)
 
 # %% ../nbs/50_strategies.ipynb #dcee9186

@@ -20,23 +20,26 @@ from tqdm.auto import tqdm
 
 from .base import error_line, moved, read_json
 from .cards import html_table
-from .limits import cgroup_folders
+from .limits import cgroup_folders, look_at_cpu
 from .hardware import ask_card, slowed_by
 
 # %% ../nbs/13_timing.ipynb #5b65ea34
 @dataclass(frozen=True, repr=False)
 class Ratio:
     "How many times faster, as a median with an interval"
-    p50: float
-    low: float
-    high: float
+    p50: float # median
+    low: float # lower end of the interval
+    high: float # upper end
 
     @property
     def width(self):
         "Half the interval, relative to the median"
         return (self.high - self.low) / 2 / self.p50
 
-    def covers(self, value: float): return self.low <= value <= self.high
+    def covers(self,
+        value: float # a ratio
+    ):
+        return self.low <= value <= self.high
     def __repr__(self): return f'{self.p50:.3f}x [{self.low:.3f}, {self.high:.3f}]'
 
 # %% ../nbs/13_timing.ipynb #25c64324
@@ -67,7 +70,7 @@ def median_ratio(
     return Ratio(float(np.median(x)), float(min(low, x[k - 1])), float(max(high, x[n - k])))
 
 # %% ../nbs/13_timing.ipynb #5ca2c926
-def looks(min_rounds: int, max_rounds: int, confidence: float) -> tuple[list[int], float, float]:
+def interim_looks(min_rounds: int, max_rounds: int, confidence: float) -> tuple[list[int], float, float]:
     "After which rounds to look, and the confidence of an early look and of the end, for that `confidence` of them all"
     miss = 1 - confidence
     for first in range(min_rounds, max_rounds):
@@ -81,18 +84,18 @@ def looks(min_rounds: int, max_rounds: int, confidence: float) -> tuple[list[int
 @dataclass(frozen=True)
 class Variant:
     "Something to time: `step(round)` does the work once"
-    name: str
-    step: Callable[[int], None]
+    name: str # in tables and charts
+    step: Callable[[int], None] # does the work once; gets the number of the round
     setup: Callable[[], None] | None = None # once before everything; its time is kept separately
 
 # %% ../nbs/13_timing.ipynb #e0b585cd
 @dataclass(frozen=True, repr=False)
 class Comparison:
     "What `compare` measured; `names[0]` is the baseline"
-    names: tuple
+    names: tuple # of the variants; the first is the baseline
     seconds: dict # name: seconds of each round
     stopped: str # why
-    rounds: int
+    rounds: int # that count
     warm_up: int # rounds before them, not counted
     confidence: float # that an interval holds, over all looks
     each: float = .99 # confidence of the look at which it stopped, for one interval
@@ -121,7 +124,7 @@ def ratio(self: Comparison,
 # %% ../nbs/13_timing.ipynb #1fca8a58
 @patch
 def before(self: Comparison,
-    name: str,
+    name: str # a variant
 ) -> Ratio:
     "How many times faster `name` is than the variant before it: what one more step of a ladder gave"
     return self.ratio(name, self.names[max(0, self.names.index(name) - 1)])
@@ -154,6 +157,46 @@ def _repr_html_(self: Comparison):
     usage = {n: f', {used}' for n, used in self.usage.items()}
     rows = [(n, f'{s * 1e3:.3f} ms, {r}, against the row before {b}{usage.get(n, "")}') for n, s, r, b in self.rows()]
     return html_table(rows, self._footer())
+
+# %% ../nbs/13_timing.ipynb #f01686aa
+def machine_and_date(
+    machine: str | None = None # None: the processor of this machine
+) -> str:
+    "What ran a measurement, and the day, for the title of a chart"
+    return f'{machine or look_at_cpu().model}, {time.strftime("%Y-%m-%d")}'
+
+# %% ../nbs/13_timing.ipynb #f01686ab
+def _in_ms(seconds): return f'{1e3 * seconds:,.0f}' if seconds >= .1 else f'{1e3 * seconds:.3g}'
+
+def _axis(comparison, by_time, middle):
+    "Settings of the axes of `Comparison.plot`; the scale is logarithmic where the medians lie far apart"
+    names = [f'{name} ({_in_ms(seconds)} ms)' for name, seconds, *_ in comparison.rows()]
+    ratio = f'times as fast as {comparison.names[0]} (median, {100 * comparison.confidence:.3g}% interval)'
+    return dict(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - .5, -.5),
+                xscale='log' if max(middle) > 5 * min(middle) else 'linear',
+                xlabel='milliseconds (median, 20% to 80% of the rounds)' if by_time else ratio)
+
+# %% ../nbs/13_timing.ipynb #26dd5dd2
+@patch
+def plot(self: Comparison,
+    title: str, # what a step did
+    machine: str | None = None, # that ran it; None: the processor of this machine
+    by_time: bool = False # milliseconds of a step instead of ratios, where the variants do different things
+) -> Any: # axes of matplotlib
+    "Draw how many times faster each variant is than the baseline, with its interval; machine and date in the title"
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
+    if by_time: points = [np.quantile(s, [.5, .2, .8]) * 1e3 for s in self.seconds.values()]
+    else: points = [(ratio.p50, ratio.low, ratio.high) for *_, ratio, _ in self.rows()]
+    fig, ax = plt.subplots(figsize=(7, .4 * len(points) + 1.4), layout='constrained')
+    for y, (p50, low, high) in enumerate(points):
+        ax.errorbar(p50, y, xerr=[[p50 - low], [high - p50]], fmt='ko', capsize=4)
+    if not by_time: ax.axvline(1, color='0.6', lw=1)
+    ax.set(**_axis(self, by_time, [p50 for p50, *_ in points]))
+    ax.set_title(f'{title}\n{machine_and_date(machine)}', fontsize=10)
+    if ax.get_xscale() == 'log':
+        ax.xaxis.set(major_locator=LogLocator(subs=(1, 3)), major_formatter='{x:g}', minor_formatter=NullFormatter())
+    return ax
 
 # %% ../nbs/13_timing.ipynb #487b9c9b
 def synchroniser(device: str) -> Callable:
@@ -328,9 +371,9 @@ def _trace(step, number, wait):
 # %% ../nbs/13_timing.ipynb #2e3e7c79
 def measure_usage(
     step: Callable[[int], Any], # as of `Variant`
-    device: str,
+    device: str, # 'cpu', 'cuda', 'cuda:1', 'mps'
     seconds: float = 1., # for which it runs
-    number: int = 0, # of the first step
+    number: int = 0 # of the first step
 ) -> Usage:
     "The `Usage` of a step: runs it for `seconds` and, on a GPU, once under the profiler"
     wait, process, first = synchroniser(device), psutil.Process(), number
@@ -365,7 +408,7 @@ class _Rounds:
     "The rounds of a comparison: those that count, and those that were disturbed"
     variants: dict # by name
     timed: Callable # (step, number) -> seconds
-    plan: tuple # of `looks`
+    plan: tuple # of `interim_looks`
     first: int # number of the first round
     watch: Any # a `Watch`, or None
     clock: Callable
@@ -468,12 +511,12 @@ def _usage_of(variant, device, seconds, number):
 
 # %% ../nbs/13_timing.ipynb #642c3430
 def compare(
-    baseline: Variant,
-    *variants: Variant,
+    baseline: Variant, # what the others are compared with
+    *variants: Variant, # one or more
     burn_in: int = 2, # rounds before counting, at least; 0 for none
     max_burn_in: int = 10, # at most, where steps go on getting faster
     min_rounds: int | None = None, # that count; None: 40, or `max_rounds` if that is less
-    max_rounds: int = 120,
+    max_rounds: int = 120, # that count, at most
     budget_s: float = 60., # seconds of rounds; it can end them before `min_rounds`
     width: float = .02, # narrow enough: half the interval over the ratio
     confidence: float = .99, # of each interval at the end, the stopping rule included
@@ -482,13 +525,13 @@ def compare(
     progress: bool = True, # show a bar
     clock: Callable[[], float] = time.perf_counter, # seconds
     watch: Any = True, # repeat rounds that others disturbed; or an object with `judge` and `summary`
-    usage_s: float = 0., # seconds for which each variant runs once more afterwards, for its `Usage`
+    usage_s: float = 0. # seconds for which each variant runs once more afterwards, for its `Usage`
 ) -> Comparison:
     "Time `variants` against `baseline` in interleaved rounds until the ratios are precise or the budget is spent"
     variants, real_clock = (baseline, *variants), clock is time.perf_counter
     if min_rounds is None: min_rounds = min(40, max_rounds)
     _check(variants, burn_in, min_rounds, max_rounds, width, confidence)
-    timed, plan = _timer(clock, synchroniser(device)), looks(min_rounds, max_rounds, confidence)
+    timed, plan = _timer(clock, synchroniser(device)), interim_looks(min_rounds, max_rounds, confidence)
     before = _burn_in(variants, burn_in, max_burn_in, timed, device)
     if watch is True: watch = Watch(device) if real_clock else None
     rounds = _Rounds({v.name: v for v in variants}, timed, plan, before['warm_up'], watch, clock)
@@ -505,10 +548,10 @@ def compare(
 class SimulatedClock:
     "A clock for `compare` that runs only when a variant of it spends time, with noise of a given kind"
     def __init__(self,
-        seed: int = 0,
+        seed: int = 0, # of the noise
         noise: float = .02, # standard deviation of the logarithm of a step's time
         drift: float = .2, # slowest against fastest phase of the machine
-        spikes: float = .03, # share of steps that something else makes up to half as long again
+        spikes: float = .03 # share of steps that something else makes up to half as long again
     ):
         self.now, self.noise, self.drift, self.spikes = 0., noise, drift, spikes
         self.random = np.random.default_rng(seed)
@@ -517,7 +560,7 @@ class SimulatedClock:
     def __call__(self): return self.now
 
     def spend(self,
-        seconds: float,
+        seconds: float # of the step without noise
     ):
         "Let a step of `seconds` pass"
         noise = math.exp(self.noise * self.random.standard_normal())
@@ -526,11 +569,11 @@ class SimulatedClock:
         self.now += seconds * (noise * drift * spike)
 
     def variant(self,
-        name: str,
-        seconds: float, # of a step, about
+        name: str, # of the variant
+        seconds: float # of a step, about
     ) -> Variant:
         "A variant that spends this time"
         return Variant(name, lambda number: self.spend(seconds))
 
 # %% ../nbs/13_timing.ipynb #c6a31efe
-__getattr__ = moved(__name__, 'base', 'records')
+__getattr__ = moved(__name__, 'base', 'records', looks='interim_looks')

@@ -21,7 +21,7 @@ def sign_rank(n: int, alpha: float) -> int:
     """The rank k of the order statistics [k, n+1-k] of `n` values that hold the median but for `alpha`; 0: too few"""
 def median_ratio(ratios: Sequence[float], confidence: float=0.99, seed: int=0, resamples: int=2000) -> Ratio:
     """The median of `ratios` with its interval; with fewer rounds than `confidence` needs, the interval is the extremes"""
-def looks(min_rounds: int, max_rounds: int, confidence: float) -> tuple[list[int], float, float]:
+def interim_looks(min_rounds: int, max_rounds: int, confidence: float) -> tuple[list[int], float, float]:
     """After which rounds to look, and the confidence of an early look and of the end, for that `confidence` of them all"""
 @dataclass(frozen=True)
 class Variant:
@@ -57,6 +57,11 @@ class Comparison:
 
     def rows(self):
         """A row for each variant: name, median seconds, ratio to the baseline, ratio to the row before"""
+
+    def plot(self, title: str, machine: str | None=None, by_time: bool=False) -> Any:
+        """Draw how many times faster each variant is than the baseline, with its interval; machine and date in the title"""
+def machine_and_date(machine: str | None=None) -> str:
+    """What ran a measurement, and the day, for the title of a chart"""
 def synchroniser(device: str) -> Callable:
     """A function that waits until the device ('cpu', 'cuda', 'cuda:1', 'mps') has done its work"""
 def settled(times: Sequence[float]) -> bool:

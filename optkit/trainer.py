@@ -43,11 +43,11 @@ class FitResult:
     "A finished run; the engine holds its best weights"
     score: float # of the best epoch, higher is better
     best_epoch: int # from 1
-    history: tuple[Epoch, ...]
-    stopped_early: bool
+    history: tuple[Epoch, ...] # of each epoch
+    stopped_early: bool # whether patience ended it
     steps: int # optimizer steps done
-    seconds: float
-    config: TrainConfig
+    seconds: float # of the whole run
+    config: TrainConfig # that it ran with
     decisions: tuple[dict, ...] = () # what the run decided by itself: what, value, reason, step
     stopped: bool = False # somebody called `stop`
 
@@ -75,7 +75,7 @@ class Trainer:
     def __init__(self,
         engine: Engine, # reset at the start of each run
         store: TokenStore, # moved to the engine's device where it fits
-        config: TrainConfig,
+        config: TrainConfig, # of the run
         progress: bool = False, # show a bar of steps
         on_step: Callable[[int, int], None] | None = None, # called with (step, steps of the run) after each step
         on_epoch: Callable[[Epoch], None] | None = None, # called after each evaluation
@@ -158,7 +158,10 @@ def _begin(self: Trainer, train):
 
 # %% ../nbs/46_trainer.ipynb #cac8dc72
 @patch
-def decide(self: Trainer, what: str, choice: Choice):
+def decide(self: Trainer,
+    what: str, # what was decided
+    choice: Choice # value and reason
+):
     "Log a decision and keep it"
     done = self.position.done
     self.position.decisions.append(dict(what=what, value=str(choice.value), reason=choice.reason, step=done))
@@ -654,7 +657,7 @@ def trial_config(
 # %% ../nbs/46_trainer.ipynb #c3bfad8a
 def fold_runner(
     engine: Engine, # one for the whole study; reset for each fold
-    store: TokenStore,
+    store: TokenStore, # that the folds are of
     folds: list[tuple[np.ndarray, np.ndarray]], # (train, valid) row numbers of each fold
     config: TrainConfig, # what the search does not vary
     on_step: Callable[[int, int], None] | None = None, # see `Trainer`

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from .base import Choice, InputError
+from .base import Choice, InputError, moved
 from .cards import Hardware
 from .timing import compare, Variant
 from .records import quantiles
@@ -38,7 +38,7 @@ from .page import ENOUGH
 from .ladder import BASELINE, loss_of, plain_step, planned_steps, step_rates, without_dropout
 
 # %% ../nbs/71_workloads.ipynb #4220ff22
-CYCLE = 4 # steps of a round on a GPU: their rows differ in length, so a factor of single steps scatters with them
+STEPS_A_ROUND = 4 # on a GPU: rows of steps differ in length, so a factor of single steps scatters with them
 
 # %% ../nbs/71_workloads.ipynb #77969250
 @dataclass
@@ -50,7 +50,7 @@ class Bench:
     store: TokenStore # on the device
     rows: np.ndarray # of the store, that are trained on
     base: TrainConfig # what all variants share
-    hardware: Hardware
+    hardware: Hardware # see `hardware.detect`
     step_s: float = .1 # seconds of a plain step
     on_s: float | None = None # seconds of a step with everything on; None: as the plain one
     loss_steps: int = 8 # optimizer steps of a loss check
@@ -64,7 +64,7 @@ class Bench:
     @property
     def cuda(self) -> bool: return self.hardware.device == 'cuda'
     @property
-    def cycle(self) -> int: return CYCLE if self.cuda else 1 # steps of a round; on a CPU a step is too long for more
+    def cycle(self) -> int: return STEPS_A_ROUND if self.cuda else 1 # steps of a round; on a CPU one is long enough
     @property
     def effective(self) -> int: return self.base.effective_batch
     @property
@@ -74,7 +74,7 @@ class Bench:
 def bench_of(
     model: torch.nn.Module, # of transformers
     store: TokenStore, # tokenised rows
-    hw: Hardware,
+    hw: Hardware, # see `hardware.detect`
     effective: int = 16, # rows of an optimizer step
     source: str = '', # what model and rows are, in words
     **changes # of the fields of `Bench`
@@ -112,14 +112,14 @@ def _next_tokens(tokens, lengths):
 
 # %% ../nbs/71_workloads.ipynb #d4bb3b99
 def made_up_store(
-    rows: int,
+    rows: int, # of the store
     vocabulary: int, # token ids; at most 4000 are used
     median: int = 110, # tokens of a row, lognormal
     sigma: float = .7, # of their logarithm
     shortest: int = 16, # tokens
     longest: int = 512, # tokens
     causal: bool = False, # labels are the next tokens
-    seed: int = 0
+    seed: int = 0 # of all that is random
 ) -> TokenStore:
     "Rows of random tokens of two kinds: the label says which half of the vocabulary most of them come from"
     rng = np.random.default_rng(seed)
@@ -172,7 +172,7 @@ WORKLOADS = dict(
 # %% ../nbs/71_workloads.ipynb #4a3b603e
 def workload_problem(
     name: str, # of a workload
-    hw: Hardware
+    hw: Hardware # see `hardware.detect`
 ) -> str: # '': it fits
     "Why a workload cannot run on this machine"
     if name == 'mine': return ''
@@ -293,9 +293,9 @@ def _effects(bench):
 
 # %% ../nbs/71_workloads.ipynb #2baea954
 def same_sides(
-    bench: Bench,
-    a: TrainConfig,
-    b: TrainConfig
+    bench: Bench, # the workload
+    a: TrainConfig, # the one
+    b: TrainConfig # the other
 ) -> str: # '': they differ
     "Why two configurations are one and the same on this workload"
     differ, effects = sorted(f for f, v in vars(a).items() if vars(b)[f] != v), _effects(bench)
@@ -306,10 +306,9 @@ def same_sides(
 # %% ../nbs/71_workloads.ipynb #1f2f83b9
 class Side:
     "One configuration: its engine, and how it makes a step; a context that puts the model back"
-    def __init__(
-        self,
-        bench: Bench,
-        config: TrainConfig,
+    def __init__(self,
+        bench: Bench, # the workload
+        config: TrainConfig, # of the steps
         apart: bool = False, # on a copy of the model
         **built # arguments of `FastEngine`
     ):
@@ -408,10 +407,10 @@ def _time_in_turns(bench, sides, steps, share_s, frozen_dropout, **options):
 
 # %% ../nbs/71_workloads.ipynb #c4906c56
 def timed_sides(
-    bench: Bench,
+    bench: Bench, # the workload
     configs: dict, # name: `TrainConfig`; the first is the baseline
     share_s: float, # seconds of rounds
-    check_loss: bool = True,
+    check_loss: bool = True, # compare losses too
     frozen_dropout: bool = False, # time without dropout, so that a compiled step is compiled once
     steps: dict | None = None, # name: function of a side and a number that makes the step instead
     built: dict | None = None # name: arguments of `FastEngine`
@@ -445,14 +444,14 @@ def step_flops(
     return training_flops(model, lengths) - 2. * frozen * float(np.sum(lengths))
 
 # %% ../nbs/71_workloads.ipynb #f1138278
-def rates(bench, comparison, side, name):
+def side_rates(bench, comparison, side, name):
     "Seconds, samples, real and padded tokens a second, and MFU of one side of a comparison"
     rounds = [side.of_round(n) for n in comparison.numbers]
     return step_rates(comparison.seconds[name], rounds, bench.store, partial(step_flops, side.engine.model),
                       getattr(side.engine, 'peak', None))
 
 # %% ../nbs/71_workloads.ipynb #28d69cf3
-def outcome(comparison, name, base, **more):
+def comparison_result(comparison, name, base, **more):
     "What an experiment returns: ratios of a variant to its baseline round by round, and what belongs to them"
     ratios = np.divide(comparison.seconds[base], comparison.seconds[name]).tolist()
     return dict(ratios=ratios, variant=name, baseline=base, warm_up=comparison.warm_up,
@@ -479,3 +478,6 @@ def loss_check(bench, losses, name, base, label):
     verdict = loss_verdict(value - baseline, spread, label)
     return dict(value=value, baseline=baseline, difference=value - baseline, spread=spread, steps=bench.loss_steps,
                 verdict=verdict.value, reason=verdict.reason)
+
+# %% ../nbs/71_workloads.ipynb #71aa0002
+__getattr__ = moved(__name__, CYCLE='STEPS_A_ROUND', outcome='comparison_result', rates='side_rates')

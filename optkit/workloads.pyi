@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np, torch
 
 __all__ = ['WORKLOADS', 'Bench', 'bench_of', 'made_up_store', 'Workload', 'workload_problem', 'same_sides', 'Side', 'timed_sides', 'step_flops']
-CYCLE: int
+STEPS_A_ROUND: int
 @dataclass
 class Bench:
     """A model, its data and the machine"""
@@ -99,9 +99,9 @@ def timed_sides(bench: Bench, configs: dict, share_s: float, check_loss: bool=Tr
     """Time configurations in turns, then compare their losses. Raises `InputError` where there is nothing to compare."""
 def step_flops(model: torch.nn.Module, lengths: np.ndarray) -> float:
     """Model FLOPs of real tokens; weights that do not train have no product for their own gradient"""
-def rates(bench, comparison, side, name):
+def side_rates(bench, comparison, side, name):
     """Seconds, samples, real and padded tokens a second, and MFU of one side of a comparison"""
-def outcome(comparison, name, base, **more):
+def comparison_result(comparison, name, base, **more):
     """What an experiment returns: ratios of a variant to its baseline round by round, and what belongs to them"""
 def spread_between_seeds(bench, seeds=3):
     """How far the plain baseline's loss moves with the seed of the sample order: standard deviation"""

@@ -19,9 +19,9 @@ from optkit import claims as module
 from optkit.claims import all_claims, claim_verdict, judge, loss_verdict, one_verdict, VERDICTS
 from optkit.workloads import bench_of, made_up_store, same_sides, size_step, step_flops, timed_sides, workload_problem
 from optkit.counted import epochs_to_reach, hours_with_compile, training_bytes
-from optkit.experiments import break_even, EXPERIMENTS, judged_count, switch_sides, TOP
+from optkit.experiments import break_even, EXPERIMENTS, judged_count, switch_sides, ON_TOP
 from optkit.ledger import (
-    add_pass, best_order, check_same_run, expected_cost, ledger_path, new_row, next_work, problem, read_ledger,
+    add_pass, best_order, check_same_run, expected_cost, ledger_path, new_row, next_work, why_not_applicable, read_ledger,
     recorded, reserve_of, share_of, with_record, withdraw, Work)
 from optkit.bench import (
     agreement, attempt, bench, deadline, figures, ledger_page, ledger_summary, LostDevice, run_plan, settle,
@@ -55,7 +55,7 @@ def tiny(store): return settle(bench_of(example_model(), store, detect(), 8, los
 def fresh(): return dict(rows=[new_row(c) for c in all_claims().values()], ladder=None, settings={}, provenance=dict(card='cpu'))
 
 def saved(path, **changes):
-    data = dict(kind=ledger_module.KIND, format=ledger_module.FORMAT, **fresh()) | changes
+    data = dict(kind=ledger_module.LEDGER_KIND, format=ledger_module.FORMAT, **fresh()) | changes
     path.write_text(json.dumps(data))
     return data
 
@@ -70,7 +70,7 @@ def test_every_claim_of_the_table_has_an_experiment_and_a_label():
         assert claim.claimed == table.loc[i, 'claimed'] and claim.scope == table.loc[i, 'scope']
         assert (claim.low is None) == bool(np.isnan(table.loc[i, 'low'])) and (claim.high is None) == bool(np.isnan(table.loc[i, 'high']))
     assert {c.id for c in known.values() if c.kind in ('switch', 'compile')} <= set(CLAIM_SWITCHES) | {'all_3090', 'all_5090'}
-    assert set(TOP) <= set(known)
+    assert set(ON_TOP) <= set(known)
 
 
 def test_a_text_that_contradicts_itself_is_split():
@@ -121,7 +121,7 @@ def test_loss_verdicts():
 # --- what cannot run here
 
 def test_reasons_by_machine():
-    reasons = lambda hw, **facts: {i: problem(c, hw, **facts) for i, c in all_claims().items()}
+    reasons = lambda hw, **facts: {i: why_not_applicable(c, hw, **facts) for i, c in all_claims().items()}
     assert not any(reasons(H100).values())
     without = {i for i, said in reasons(CPU).items() if said}
     assert without == {'tf32', 'tf32_on_bf16', 'cudnn_benchmark', 'pin_memory', 'safety_margin', 'vram_5090', 'cuda_graphs', 'compile_max_autotune'}
@@ -192,7 +192,7 @@ def test_share_and_costs():
     assert share_of(180, 60) == 1.5 and share_of(1, 60) == 1. and share_of(1e6, 60) == 12.
     cost = lambda i, kind, **k: expected_cost(i, kind, 'alone', **dict(step_s=.3, share_s=2., cuda=True, loss_steps=8) | k)
     assert cost('profile', 'profile') < 1 < cost('bf16', 'switch') < cost('compile', 'compile') < cost('compile_max_autotune', 'compile')
-    assert cost('single_item', 'item', step_s=2.) == pytest.approx(workloads_module.CYCLE * 2. * 3 * (1.4 * page_module.ENOUGH + 4)), 'a round of three sides holds a cycle of steps on a GPU'
+    assert cost('single_item', 'item', step_s=2.) == pytest.approx(workloads_module.STEPS_A_ROUND * 2. * 3 * (1.4 * page_module.ENOUGH + 4)), 'a round of three sides holds a cycle of steps on a GPU'
     assert cost('bf16', 'switch', step_s=1.) > cost('bf16', 'switch') and cost('all_5090', 'switch', warm=True) < cost('all_5090', 'switch')
     assert ledger_module.ladder_cost(.3, 2., True, 8) < ledger_module.ladder_cost(.3, 2., True, 8, True, True) < ledger_module.ladder_cost(.3, 2., True, 8, True)
 
@@ -255,8 +255,8 @@ def test_made_up_rows_can_be_learnt():
 
 def test_the_two_sides_of_a_switch_differ_in_it_alone(tiny):
     for i, claim in all_claims().items():
-        if claim.kind != 'switch' or problem(claim, tiny.hardware): continue
-        for top in (False, i in TOP):
+        if claim.kind != 'switch' or why_not_applicable(claim, tiny.hardware): continue
+        for top in (False, i in ON_TOP):
             without, with_ = switch_sides(tiny, claim, top)
             differ = {k for k, v in vars(without).items() if vars(with_)[k] != v}
             assert differ if i not in ('sdpa_step',) else True, i
@@ -267,7 +267,7 @@ def test_two_sides_that_are_the_same_on_a_workload_are_not_timed(tiny, monkeypat
     "One rule for all switches: the settings differ, what they come to here does not"
     known, base, tiny.hardware = all_claims(), tiny.plain, NO_BF16
     same = lambda **changes: same_sides(tiny, base, replace(base, **changes))
-    for i in (i for i, c in known.items() if c.kind == 'switch' and not problem(c, tiny.hardware)):
+    for i in (i for i, c in known.items() if c.kind == 'switch' and not why_not_applicable(c, tiny.hardware)):
         assert bool(same_sides(tiny, *switch_sides(tiny, known[i]))) == (i == 'sdpa_step'), i
     assert same(attention='sdpa') == 'the model has SDPA already' and not same(attention='eager') and not same(attention='sdpa', fused=True)
     assert 'by itself' in same_sides(tiny, replace(base, precision=None), base) and not same(precision='bf16') and 'same settings' in same()
@@ -305,7 +305,7 @@ def test_flash_is_timed_only_where_it_runs(tiny, store):
     "Both attention rows start from everything on, whose products are in 16 bits on a GPU"
     claim = all_claims()['flash_step']
     for i in ('flash_step', 'sdpa_step', 'no_checkpointing'):
-        assert replace(switch_sides(tiny, all_claims()[i])[0], attention=None, checkpointing='off') == tiny.all_on() and i not in TOP
+        assert replace(switch_sides(tiny, all_claims()[i])[0], attention=None, checkpointing='off') == tiny.all_on() and i not in ON_TOP
     tiny.hardware = hardware_with(known_gpu('H200'))
     assert [c.precision for c in switch_sides(tiny, claim)] == ['bf16', 'bf16']
     dropping = settle(bench_of(example_model(dropout=.1), store, detect(), 8, loss_steps=2))
@@ -337,7 +337,7 @@ def test_margins_that_come_to_the_same_rows_are_not_compared(tiny, monkeypatch):
 
 
 def test_rows_with_sizes_of_their_own_say_so(tiny):
-    for i in ('sdpa', 'flash_attention', 'bf16_native'): assert EXPERIMENTS[all_claims()[i].kind](tiny, all_claims()[i], .05)['note'].endswith(experiments_module.FIXED)
+    for i in ('sdpa', 'flash_attention', 'bf16_native'): assert EXPERIMENTS[all_claims()[i].kind](tiny, all_claims()[i], .05)['note'].endswith(experiments_module.SIZES_NOTE)
 
 
 def test_a_row_that_was_withdrawn_counts_nowhere_and_is_measured_again(tiny, faked, tmp_path):
@@ -406,7 +406,7 @@ def test_the_committed_ledgers_hold_no_row_that_measured_something_else():
     for name in ('w1-claims-h200', 'w1-claims-h200-again'):
         row = next(r for r in read_ledger(folder / f'{name}.json')['rows'] if r['claim'] == 'num_workers')
         assert row['against'] == '8 workers' and row['ratio'] == next(p[2] for p in row['extra']['curve'] if p[0] == 8) and row['verdict'] == one_verdict(judge(all_claims()['num_workers'], row['ratio']))
-    for name, i in (('w2', 'sdpa'), ('w3', 'flash_attention'), ('w3', 'bf16_native')): assert rows(name)[i]['note'].endswith(experiments_module.FIXED)
+    for name, i in (('w2', 'sdpa'), ('w3', 'flash_attention'), ('w3', 'bf16_native')): assert rows(name)[i]['note'].endswith(experiments_module.SIZES_NOTE)
 
 
 def test_a_round_holds_the_same_steps_as_every_other_where_steps_are_short(tiny, monkeypatch):
@@ -422,7 +422,7 @@ def test_a_round_holds_the_same_steps_as_every_other_where_steps_are_short(tiny,
     ratio = found.ratio('b')
     assert 1.3 < ratio.p50 < 2.5
     assert .0025 <= np.median(found.seconds['b']) < .01, 'seconds are of a step: four together sleep for .01'
-    rows = workloads_module.rates(tiny, found, sides['b'], 'b')
+    rows = workloads_module.side_rates(tiny, found, sides['b'], 'b')
     held = np.mean([sum(tiny.store.lengths[m.rows].sum() for m in s) for s in sides['b'].plan])
     assert rows['tokens_per_s']['p50'] == pytest.approx(held / np.median(found.seconds['b']), rel=.05) and len(sides['b'].plan) == 4
 
@@ -471,7 +471,7 @@ def test_no_record_of_another_workload_answers_a_row(tmp_path):
 
 def ledger_of(folder, workload, rows, left_out=()):
     rows = {r['claim']: r for r in rows}
-    data = dict(kind=ledger_module.KIND, format=ledger_module.FORMAT, settings=dict(workload=workload, card='h100'), provenance=dict(card='h100'), ladder=None,
+    data = dict(kind=ledger_module.LEDGER_KIND, format=ledger_module.FORMAT, settings=dict(workload=workload, card='h100'), provenance=dict(card='h100'), ladder=None,
                 rows=[rows.get(i) or dict(new_row(c), reason='not asked for' if i in left_out else None) for i, c in all_claims().items()])
     (folder / f'{workload}-claims-h100.json').write_text(json.dumps(data))
     return folder / f'{workload}-claims-h100.json'
@@ -544,7 +544,7 @@ def test_only_a_run_without_data_says_that_the_demo_mails_stand_in(tmp_path, mon
         saved(tmp_path / 'mine-claims-cpu.json', settings=dict(workload='mine', card='cpu', data=data and list(data)))
         assert ('no --data was given' in ledger_page(tmp_path).read_text('utf-8')) == bool(expected)
         (tmp_path / 'mine-claims-cpu.json').unlink()
-    assert not bench_module.stand_in(dict(workload='w1', card='h100')) and not bench_module.stand_in(dict(workload='mine', card='cpu')), 'no such setting: not known'
+    assert not bench_module.demo_data_notice(dict(workload='w1', card='h100')) and not bench_module.demo_data_notice(dict(workload='mine', card='cpu')), 'no such setting: not known'
 
 
 @pytest.mark.parametrize('out', ['file/run', 'file/run/a.json', 'file/a.json'])
@@ -630,7 +630,7 @@ def test_a_job_that_takes_longer_than_what_is_left_is_ended_and_waits_for_more(t
             try: time.sleep(.01)
             except Exception: pass # as a compiler would
     for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, slow)
-    monkeypatch.setattr(bench_module, 'GRACE', -59.)
+    monkeypatch.setattr(bench_module, 'OVERRUN_S', -59.)
     data = run_plan(tiny, fresh(), 60., lambda now: None, **faked)
     rows = {r['claim']: r for r in data['rows']}
     assert rows['bf16']['reason'].startswith('no budget: it took more than') and 55 < data['too_long']['bf16 alone'] <= 60 and rows['zero_grad_none']['ratio']
@@ -642,7 +642,7 @@ def test_a_job_that_takes_longer_than_what_is_left_is_ended_and_waits_for_more(t
 def test_a_job_in_which_a_start_was_killed_is_not_tried_with_the_same_time(tiny, faked, monkeypatch):
     kept = []
     def dying(bench, claim, share_s, view, earlier): raise KeyboardInterrupt
-    monkeypatch.setattr(bench_module, 'LONG', 0.)
+    monkeypatch.setattr(bench_module, 'ANNOUNCE_AFTER_S', 0.)
     for kind in EXPERIMENTS: monkeypatch.setitem(EXPERIMENTS, kind, dying)
     with pytest.raises(KeyboardInterrupt): run_plan(tiny, fresh(), 60., lambda now: kept.append(json.loads(json.dumps(now))), **faked)
     assert kept[-1]['trying']['job'].endswith(' alone')
@@ -777,7 +777,7 @@ def of_h100(tiny, monkeypatch, tmp_path):
     tiny.hardware, clock = H100, iter(np.arange(0, 1e6, .5))
     data = fresh() | dict(hardware=json.loads(H100.to_json()), provenance=dict(card='h100', gpu='NVIDIA H100 80GB HBM3', date='2026-11-28', command='optkit bench --workload w1', workload='w1'), settings=dict(workload='w1', card='h100'))
     data = run_plan(tiny, data, 4000., lambda now: None, lambda line: None, clock=lambda: float(next(clock)))
-    return data, base_module.write_json(tmp_path / 'w1-claims-h100.json', dict(kind=ledger_module.KIND, format=ledger_module.FORMAT, **data))
+    return data, base_module.write_json(tmp_path / 'w1-claims-h100.json', dict(kind=ledger_module.LEDGER_KIND, format=ledger_module.FORMAT, **data))
 
 
 def test_the_page_of_a_gpu(of_h100):
@@ -785,7 +785,7 @@ def test_the_page_of_a_gpu(of_h100):
     page = ledger_page(path).read_text()
     assert 'cannot be shown' not in page, re.findall(r'[^>]*cannot be shown[^<]*', page)
     assert len(figures(data)['figure']) > 40 and roofline_figure(data) is not None and data['ladder']['left_out'] and 'left out: torch.compile' in page
-    assert all(r['on_top'] for r in data['rows'] if r['claim'] in TOP) and len(load_records(path)) == 47
+    assert all(r['on_top'] for r in data['rows'] if r['claim'] in ON_TOP) and len(load_records(path)) == 47
     again = read_ledger(path)
     assert agreement(again, data)['overlap'] == 1. and optimize_module.recorded_factors('h100', path.parent)['bf16'][1] == path.name
 

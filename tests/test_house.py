@@ -10,12 +10,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / 'tools'))
-from house import circles, house, read, read_cells
+from house import circles, house, NO_BENCHMARK, read, read_cells
 
 CHAPTERS = [read(path) for path in sorted((ROOT / 'nbs').glob('[0-9]*.ipynb'))]
 STRUCTURE = ('imports of a later chapter', 'circles', 'private names of another chapter')
 NOTHING = dict.fromkeys(('exported lines that are too wide', 'lines with several statements',
-                         'longer runs of exported lines without a running cell', 'names that say nothing'), [])
+                         'longer runs of exported lines without a running cell', 'names that say nothing',
+                         'public parameters without a type or a comment'), [])
 
 
 @pytest.fixture(scope='module')
@@ -24,7 +25,8 @@ def figures(): return {what: (value, holds, places) for what, value, _, holds, p
 
 @pytest.mark.parametrize('chapter', CHAPTERS, ids=lambda chapter: chapter.name)
 def test_a_chapter_can_be_read(chapter):
-    assert dict(zip(NOTHING, (chapter.wide, chapter.shared, chapter.longer, chapter.vague))) == NOTHING
+    assert dict(zip(NOTHING, (chapter.wide, chapter.shared, chapter.longer, chapter.vague,
+                              chapter.parameters))) == NOTHING
 
 
 @pytest.mark.parametrize('what', STRUCTURE)
@@ -35,6 +37,15 @@ def test_how_chapters_hang_together(figures, what):
 def test_what_is_measured_over_all_chapters_is_within_its_limit(figures):
     assert {what: (value, places) for what, (value, holds, places) in figures.items() if not holds and what not in STRUCTURE
             and not what.startswith(('exported lines', 'most exported lines', 'names such as'))} == {}
+
+
+@pytest.mark.parametrize('chapter', CHAPTERS, ids=lambda chapter: chapter.name)
+def test_a_chapter_ends_with_a_benchmark_and_a_stored_plot(chapter):
+    assert chapter.name[:2] in NO_BENCHMARK or (chapter.benchmark and chapter.plots > 0)
+
+
+def test_a_chapter_without_a_benchmark_exists_and_has_a_reason():
+    assert {*NO_BENCHMARK} <= {chapter.name[:2] for chapter in CHAPTERS} and all(NO_BENCHMARK.values())
 
 
 def chapter(name, *cells):
@@ -53,6 +64,8 @@ def test_what_misses_a_limit_is_seen():
     assert [figures[what] for what in STRUCTURE] == [
         ['low -> high'], ['high low'], ['high takes low._cellar', 'high reads room._dark']]
     assert figures['exported lines with several statements'] == ['20_high 20_high2: line 3']
+    assert figures['chapters without a benchmark or plot'] == ['10_low: no benchmark section', '20_high: no benchmark section']
+    assert figures['public parameters without a type or a comment'] == ['20_high 20_high1: lamp.room has no type and comment']
     assert chapter('10_a', ('#| export\ndef f(found): kept = found', [])).vague == [('10_a0', 'found'), ('10_a0', 'kept')]
     assert (high.public, high.internal) == ({'lamp': True}, {'Tower'})
     assert circles({'a': {'b'}, 'b': {'c'}, 'c': set()}) == []
@@ -86,13 +99,36 @@ def test_names_that_moved_can_be_read_from_their_old_module_with_a_warning(old, 
 
 @pytest.mark.parametrize('module, old, new', [('trainer', 'Position', 'RunState'), ('trainer', 'CHANGES_NOTHING', 'ROUNDING_ONLY_FIELDS'),
     ('trainer', 'BUILT_IN', 'ENGINE_FIELDS'), ('progress', 'Beside', 'BackgroundRun'), ('store', 'place', 'to_device'), ('data', 'place', 'to_device'),
-    ('all', 'Beside', 'BackgroundRun'), ('all', 'Place', 'StudyLocation'), ('all', 'Position', 'RunState')])
+    ('all', 'Beside', 'BackgroundRun'), ('all', 'Place', 'StudyLocation'), ('all', 'Position', 'RunState'),
+    ('ledger', 'problem', 'why_not_applicable'), ('claims', 'problem', 'why_not_applicable'), ('all', 'problem', 'why_not_applicable'),
+    ('bench', 'GRACE', 'OVERRUN_S'), ('claims', 'LONG', 'ANNOUNCE_AFTER_S'), ('all', 'LONG', 'ANNOUNCE_AFTER_S'), ('timing', 'looks', 'interim_looks')])
 def test_names_of_before_can_be_read_with_a_warning(module, old, new):
     module = importlib.import_module(f'optkit.{module}')
     with pytest.warns(DeprecationWarning, match=f'{old} is now {new}'): value = getattr(module, old)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         assert value is getattr(module, new)
+
+
+@pytest.mark.parametrize('source, bare', [
+    ('def f(a: int, # rows\n      b: str # name\n): return a', []),
+    ('def f(a, # rows\n      b: str, *c: int, **d): return a',
+     [('f.b', 'comment'), ('f.c', 'comment'), ('f.d', 'comment'), ('f.a', 'type')]),
+    ('def _f(a): return a', []), ('class A:\n    def __init__(self, a): self.a = a', [('A.__init__.a', 'type and comment')]),
+    ('@patch\ndef g(self: A, a: int): return a', [('g.a', 'comment')]), ('@patch\ndef g(self: _A, a): return a', []),
+    ('class A:\n    def _f(self, a): return a\n    def __call__(self, a): return a', []),
+    ('@dataclass(frozen=True)\nclass A:\n    a: int # rows\n    b: int = 0', [('A.b', 'comment')]),
+    ('class A(NamedTuple):\n    a: int', [('A.a', 'comment')]), ('class A:\n    a: int', [])])
+def test_a_public_parameter_needs_a_type_and_a_comment(source, bare):
+    exported = chapter('10_a', (f'#| export\n{source}', []), ('#| exporti\ndef f(a): return a', []))
+    assert sorted(exported.parameters) == sorted(('10_a0', *pair) for pair in bare)
+
+
+def test_a_plot_counts_behind_the_heading_of_the_benchmark():
+    plot = dict(cell_type='code', source='ax', outputs=[dict(output_type='display_data', data={'image/png': ''})])
+    heading, other = (dict(cell_type='markdown', source=f'## {text}') for text in ('Benchmark', 'Figures'))
+    for cells, benchmark, plots in ([other, plot], False, 0), ([plot, heading], True, 0), ([other, heading, plot], True, 1):
+        assert ((c := read_cells('10_a', cells)).benchmark, c.plots) == (benchmark, plots)
 
 
 def test_a_name_that_no_module_had_is_none():

@@ -10,7 +10,7 @@ from optkit.cards import known_gpu
 from optkit.hardware import hardware_with
 from optkit.base import read_json, write_json
 from optkit.timing import (
-    compare, disturbance, kernel_use, looks, measure_usage, median_ratio, order, Reading, settled, sign_rank,
+    compare, disturbance, interim_looks, kernel_use, measure_usage, median_ratio, order, Reading, settled, sign_rank,
     SimulatedClock, Usage, Variant, Watch)
 from optkit.records import commit, load_records, mfu, provenance, ratio_between, Record, record, save_records
 
@@ -258,7 +258,7 @@ def test_order_statistics():
     for bad in ([], [0.], [1, math.nan], [-1.]):
         with pytest.raises(ValueError): median_ratio(bad)
     for low, high, confidence in ((5, 40, .99), (1, 400, .999), (30, 40, .9), (5, 6, .99)):
-        rounds, early, end = looks(low, high, confidence)
+        rounds, early, end = interim_looks(low, high, confidence)
         assert rounds == sorted(set(rounds)) and rounds[-1] == high and low <= rounds[0]
         assert (len(rounds) - 1) * (1 - early) + (1 - end) <= 1 - confidence + 1e-9 or len(rounds) == 1
 

@@ -8,6 +8,9 @@ The floor of a chapter is the first digit of its number. An exported line is a l
 blank nor a directive. A running cell is a code cell that a reader sees, that exports nothing, and that stores an
 output or asserts something. An example of a function or class is a running cell of its own chapter that calls it,
 hands it to a call or catches it: to mention it is not enough. Medians leave out the cells that only import.
+A public parameter (also of a method, and a field of a public dataclass or named tuple) has a type, and a comment on
+the line where it ends. A chapter ends with a section whose heading says Benchmark, and a stored picture in it or
+after it; `NO_BENCHMARK` holds those without, and why.
 """
 import argparse, ast, io, json, re, statistics, tokenize
 from dataclasses import dataclass, field
@@ -18,6 +21,9 @@ DIRECTIVE = re.compile(r'^\s*#\|\s*(.+)$')
 WIDEST, RUN, LINES, CHARACTERS, EXAMPLES, NAMES = 120, 60, 12, 600, .85, 350
 BEFORE = 1_018_655  # characters of optkit/ at f6d4071, before the chapters were redrawn; a fifth has to go
 VAGUE = {'found', 'said', 'kept', 'told', 'own', 'here', 'there'}  # names that say nothing about a value
+NO_BENCHMARK = { # numbers of chapters without a plot of a measurement, and why
+    '37': 'its shapes are measured in 38, in the engine that runs them',
+    '86': 'holds no code of its own, only names that moved; says so in its benchmark section'}
 ASSERTS = re.compile(r'\bassert\b|\btest_\w+\(|\bExceptionExpected\b')
 
 
@@ -38,6 +44,9 @@ class Chapter:
     examples: int = 0 # running cells
     words: int = 0 # of prose, without code blocks
     comments: int = 0 # in exported cells
+    parameters: list = field(default_factory=list) # (cell id, name, what is missing) of public ones without type or comment
+    benchmark: bool = False # a heading says so
+    plots: int = 0 # stored pictures behind that heading
     bound: set = field(default_factory=set) # names and attributes that the chapter itself defines
     imports: dict = field(default_factory=dict) # module of optkit: names taken from it
 
@@ -128,16 +137,51 @@ def private_attributes(tree):
         if not (isinstance(n.value, ast.Name) and n.value.id in ('self', 'cls')): yield n.attr, ast.unparse(n)
 
 
+def is_record(node): return any('NamedTuple' in ast.unparse(part) or 'dataclass' in ast.unparse(part)
+                                for part in (*node.bases, *node.decorator_list))
+
+
+def public_parameters(tree):
+    "Parameters of public functions and methods, and fields of public records: pairs of a qualified name and the node"
+    def of(function, owner=''):
+        a = function.args
+        every = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+        return [(f'{owner}{function.name}.{p.arg}', p) for p in every if p.arg not in ('self', 'cls')]
+    def hidden(function): # a method of a private class
+        owner = is_patch(function) and function.args.args[0].annotation
+        return owner and ast.unparse(owner).startswith('_')
+    for node in tree.body:
+        if getattr(node, 'name', '_').startswith('_'): continue
+        if isinstance(node, ast.FunctionDef) and not hidden(node): yield from of(node)
+        for part in node.body if isinstance(node, ast.ClassDef) else ():
+            name = getattr(part, 'name', '_')
+            if isinstance(part, ast.FunctionDef) and (name[0] != '_' or name == '__init__'):
+                yield from of(part, f'{node.name}.')
+            elif isinstance(part, ast.AnnAssign) and is_record(node) and not part.target.id.startswith('_'):
+                yield f'{node.name}.{part.target.id}', part
+
+
+def bare_parameters(tree, commented):
+    "(name, what is missing) of public parameters; `commented`: numbers of lines that hold a comment"
+    several = [a for n in ast.walk(tree) if isinstance(n, ast.arguments) for a in (n.vararg, n.kwarg)] # need no type
+    for name, node in public_parameters(tree):
+        missing = ['type'] * (node.annotation is None and node not in several) + ['comment'] * (node.end_lineno not in commented)
+        if missing: yield name, ' and '.join(missing)
+
+
 def add_exported(chapter, cell, source, marks, tree):
     "Count an exported cell"
     chapter.cells.append(source)
     chapter.wide += [(cell['id'], len(l)) for l in source.splitlines() if len(l) > WIDEST]
     if tree is None: return
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    chapter.comments += sum(t.type == tokenize.COMMENT and not DIRECTIVE.match(t.string) for t in tokens)
+    commented = [t.start[0] for t in tokens if t.type == tokenize.COMMENT and not DIRECTIVE.match(t.string)]
+    chapter.comments += len(commented)
     names = {n: c for n, c in defined(tree) if not n.startswith('_')}
     if 'exporti' in marks: chapter.internal |= names.keys()
-    else: chapter.public |= names
+    else:
+        chapter.public |= names
+        chapter.parameters += [(cell['id'], *bare) for bare in bare_parameters(tree, {*commented})]
     for module, name in imported(tree): chapter.imports.setdefault(module, set()).add(name)
     chapter.shared += [(cell['id'], n) for n in shared_lines(tree)]
     chapter.attributes |= {*private_attributes(tree)}
@@ -151,7 +195,9 @@ def read_cells(name, cells):
     for number, cell in enumerate(cells):
         source, cell = ''.join(cell['source']), dict(id=number, outputs=()) | cell
         if cell['cell_type'] == 'markdown': chapter.words += len(re.sub(r'```.*?```', '', source, flags=re.S).split())
+        if cell['cell_type'] == 'markdown': chapter.benchmark |= bool(re.search(r'^#+ .*Benchmark', source, re.M))
         if cell['cell_type'] != 'code': continue
+        chapter.plots += chapter.benchmark and any('image/png' in o.get('data', {}) for o in cell['outputs'])
         marks, tree = directives(source), parsed(source)
         if m := re.search(r'^#\|\s*default_exp\s+(\w+)', source, re.M): chapter.module = m[1]
         if marks & {'export', 'exporti', 'exports'}:
@@ -217,6 +263,9 @@ def house(chapters):
     shared = [f'{ch.name} {i}: line {n}' for ch in chapters for i, n in ch.shared]
     vague = [f'{ch.name} {i}: {n}' for ch in chapters for i, n in ch.vague]
     unseen = [f"{ch.name}: {', '.join(ch.unseen)}" for ch in chapters if ch.unseen]
+    bare = [f'{ch.name} {i}: {n} has no {missing}' for ch in chapters for i, n, missing in ch.parameters]
+    plain = [f"{ch.name}: no {'plot' if ch.benchmark else 'benchmark section'}" for ch in chapters
+             if ch.name[:2] not in NO_BENCHMARK and not (ch.benchmark and ch.plots)]
     return [('imports of a later chapter', len(upward), 'at most 0', not upward, upward),
             ('circles', len(loops), 'at most 0', not loops, [' '.join(g) for g in loops]),
             ('private names of another chapter', len(private), 'at most 0', not private, private),
@@ -230,6 +279,8 @@ def house(chapters):
              characters <= CHARACTERS, []),
             ('public functions and classes with an example', f'{shown:.0%} of {len(calls)}', f'at least {EXAMPLES:.0%}',
              shown >= EXAMPLES, unseen),
+            ('public parameters without a type or a comment', len(bare), 'at most 0', not bare, bare),
+            ('chapters without a benchmark or plot', len(plain), 'at most 0', not plain, plain),
             ('public names', len(names), f'at most {NAMES}', len(names) <= NAMES, []),
             ('public names that two chapters have', len(collide), 'at most 0', not collide, collide)]
 
@@ -262,6 +313,7 @@ def main():
     print(f"{'ok' if small else 'MISS':4} optkit/: {characters:,} characters (at most {largest:,}) in {lines:,} lines")
     other = [f'{c.name} {sum(c.lines)}' for c in chapters if c.cells and not 60 <= sum(c.lines) <= 600]
     print(f'     chapters with fewer than 60 or more than 600 exported lines: {", ".join(other) or "none"}')
+    for number, why in NO_BENCHMARK.items(): print(f'     no plot of a measurement in {number}: {why}')
     print('     names that other chapters may import, though not in `__all__`:',
           sum(len(c.internal) for c in chapters))
     raise SystemExit(not (small and all(r[3] for r in rows)))
