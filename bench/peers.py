@@ -1,7 +1,8 @@
 """The fast engine beside Hugging Face Trainer, in one process, interleaved, at several numbers of rows a step.
 
     python bench/peers.py                  DeBERTa-v3-base shape at 16, 32 and 128 rows: results/w1-rows-<card>.json
-    python bench/peers.py --rows 32        at 32 rows alone: bench/results/w1-peers-<card>.json
+    python bench/peers.py --rows 32        at 32 rows alone: bench/results/w1-rows-32-<card>.json
+    python bench/peers.py --predict        prediction beside Trainer.predict: w1-predict-<card>.json
     python bench/peers.py --shape bert     BERT-base shape (others: see `SHAPES`): bert-rows-<card>.json
     python bench/peers.py --peers all      each setting of the Trainer in `PEERS`, not only the strongest known ones
     python bench/peers.py --families       ours alone, a few steps of each shape: whether rows go end to end, ms a step,
@@ -392,6 +393,60 @@ def families(args):
     if not rows: sys.exit('no shape ran')
 
 
+# Settings of `Trainer.predict`: rows of a batch, whether rows come sorted by length, further arguments
+PREDICTS = {
+    'hf predict, 64 rows': (64, False, {}),
+    'hf predict, 256 rows': (256, False, {}),
+    'hf predict, 256 rows sorted': (256, True, {}),
+    'hf predict, 256 rows sorted, bf16 weights': (256, True, dict(bf16_full_eval=True)),
+}
+
+
+def predicted(args):
+    "Prediction of the same rows, ours beside Trainer.predict; a record with the largest difference of logits"
+    hw = detect()
+    args.bf16 = hw.device == 'cuda'
+    precision = choose_precision(hw, prefer='bf16' if args.bf16 else 'fp32')
+    model, store = data_of(args)
+    rows = np.arange(64 if args.small else 4096)
+    engine = our_engine(model, precision)
+    works, logits = {}, {}
+    def ours(_): logits['optkit'] = engine.predict(store, rows)
+    works['optkit'] = ours
+    for name, (batch, in_order, kw) in PREDICTS.items():
+        data = Dataset(store)
+        order = np.argsort(-store.lengths[rows], kind='stable') if in_order else rows
+        subset = torch.utils.data.Subset(data, order.tolist())
+        arguments = transformers.TrainingArguments(
+            tempfile.mkdtemp(), per_device_eval_batch_size=batch, report_to=[], disable_tqdm=True, use_cpu=not args.bf16,
+            dataloader_num_workers=2, dataloader_pin_memory=args.bf16, remove_unused_columns=False,
+            **(dict(bf16=args.bf16) | ({k: v and args.bf16 for k, v in kw.items()})))
+        trainer = transformers.Trainer(data_of(args)[0], arguments, data_collator=lambda rows: collate(rows, 8))
+        def theirs(_, name=name, trainer=trainer, subset=subset, order=order):
+            given = torch.as_tensor(trainer.predict(subset).predictions)
+            logits[name] = given[torch.as_tensor(np.argsort(order, kind='stable'))]
+        works[name] = theirs
+    for name, work in works.items():
+        begin = time.perf_counter()
+        for _ in range(2): work(0)
+        wait()
+        print(f'{name}: two passes after {time.perf_counter() - begin:.1f} s', flush=True)
+    result = compare(*[Variant(n, w) for n, w in works.items()], burn_in=0, width=.01, device=hw.device, progress=False,
+                     budget_s=args.budget)
+    print(result, flush=True)
+    off = {n: float((logits['optkit'].float().cpu() - v.float()).abs().max()) for n, v in logits.items() if n != 'optkit'}
+    best = best_of(result, PREDICTS)
+    found = [asdict(record(result, n, samples=len(rows), tokens=int(store.lengths[rows].sum()), label='rounding'))
+             | dict(baseline=best, ratio_before=None, ratio=asdict(result.ratio(n, best))) for n in result.names]
+    for n in result.names: print(f'{n:48}{len(rows) / np.median(result.seconds[n]):8.0f} seq/s', flush=True)
+    save_records(record_path(args, 'predict', hw), found, hw,
+                 f'python bench/peers.py --predict {options_of(args)} --budget {args.budget:g}'.replace('  ', ' '),
+                 differences=json.dumps(off),
+                 workload=f'{SHAPES[args.shape][0]} shape, random start, bf16, {len(rows)} rows of lognormal lengths 16..512',
+                 note='differences: largest difference of a logit from ours')
+    print(f'logits differ by at most {off}; record in {args.out}')
+
+
 def build(makers, limit, per_round, args, rows):
     "Variants that could be built in time: name to its work, and what building took"
     works, builds, rounds = {}, {}, []
@@ -472,6 +527,7 @@ def main():
     parser.add_argument('--per-round', type=int, default=50,
                         help='steps of a round at 32 rows; peers that group by length repeat their lengths every 50')
     parser.add_argument('--start', action='store_true', help='seconds to the first update instead')
+    parser.add_argument('--predict', action='store_true', help='prediction of the same rows instead of training')
     parser.add_argument('--families', nargs='?', const=','.join(SHAPES), help='ours alone, of these shapes or of all')
     parser.add_argument('--cache', help='an empty folder in which --start leaves what was compiled')
     parser.add_argument('--once', help=argparse.SUPPRESS)
@@ -482,6 +538,7 @@ def main():
     if args.once: return start_once(args)
     if args.start: return start(args)
     if args.families: return families(args)
+    if args.predict: return predicted(args)
     hw, began = detect(), time.perf_counter()
     args.bf16 = hw.device == 'cuda'
     numbers, rows, builds = [int(n) for n in args.rows.split(',')], [], {}
@@ -492,7 +549,7 @@ def main():
             print(f'{number} rows: {type(exc).__name__}: {exc}', flush=True)
             continue
         rows += found
-        topic = 'peers' if len(numbers) == 1 else 'rows'
+        topic = f'rows-{number}' if len(numbers) == 1 else 'rows'
         save_records(
             record_path(args, topic, hw), rows, hw,
             f'python bench/peers.py {options_of(args)} --rows {args.rows} --budget {args.budget:g}'.replace('  ', ' '),
