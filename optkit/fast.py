@@ -6,7 +6,7 @@
 __all__ = ['TOKENS', 'CAUSAL_TOKENS', 'fast_problem', 'end_to_end_problem', 'keep_compiled', 'FastEngine', 'rows_problem']
 
 # %% ../nbs/38_fast.ipynb #a428a0e0
-import gc, math, os, re, shlex, subprocess, threading, time, traceback, types
+import gc, math, os, re, shlex, subprocess, threading, time, traceback, types, warnings
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -124,6 +124,9 @@ class FastEngine(Engine):
         dynamic: bool = True, # compile once for any number of tokens; False: as torch decides
         **kwargs # of `Engine`
     ):
+        if gone := sorted({'attention', 'beside', 'end_to_end', 'least', 'octave'} & kwargs.keys()):
+            warnings.warn(f'{", ".join(gone)}: not read any more, since rows lie end to end', DeprecationWarning, 2)
+            for name in gone: kwargs.pop(name)
         self.automatic, at_once = at_once is None, 64 if at_once is None else at_once
         if min(at_once, most) < 1:
             raise InputError(f'at_once {at_once}, most {most}: expected numbers from 1 on')
