@@ -287,9 +287,11 @@ def _summed(task, logits, labels, label_smoothing, weights=None):
                            label_smoothing=label_smoothing, ignore_index=IGNORED)
 
 # %% ../nbs/33_engine.ipynb #f47aba98
+_PADDED, _PACKED = Layout('padded'), Layout('packed')
+
 def _loss(engine, store, micro, weight_of_step):
     inputs, labels = _batch(engine, store, micro)
-    layout = Layout('packed' if 'segments' in inputs else 'padded')
+    layout = _PACKED if 'segments' in inputs else _PADDED
     with engine.precision.autocast(): logits = layout.call(engine, store, inputs['input_ids'].shape[1])(inputs)
     return _summed(store.task, logits.float(), labels, engine.label_smoothing, engine.class_weights) / weight_of_step
 

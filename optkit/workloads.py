@@ -298,7 +298,8 @@ def same_sides(
     b: TrainConfig
 ) -> str: # '': they differ
     "Why two configurations are one and the same on this workload"
-    differ, effects = sorted(f for f, v in vars(a).items() if vars(b)[f] != v), _effects(bench)
+    other, effects = b.values(), _effects(bench)
+    differ = sorted(f for f, v in a.values().items() if other[f] != v)
     if not differ: return 'both sides have the same settings'
     if not effects.keys() >= {*differ} or any(effects[f][0](a) != effects[f][0](b) for f in differ): return ''
     return '; '.join(dict.fromkeys(effects[f][1] for f in differ))

@@ -275,7 +275,7 @@ def test_labels_and_tokens_outside_the_model_are_refused(store, tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
-@pytest.mark.parametrize('changes, said', [(dict(max_tokens=100), "max_tokens is for the layout 'packed'"), (dict(weights='bf16', precision='fp32'), 'contradict each other'), (dict(weights='bf16', precision=None, adapter='lora'), 'adapters train in fp32'),
+@pytest.mark.parametrize('changes, said', [(dict(max_tokens=100), "max_tokens .Layout.tokens. is for the layout 'packed'"), (dict(weights='bf16', precision='fp32'), 'contradict each other'), (dict(weights='bf16', precision=None, adapter='lora'), 'adapters train in fp32'),
     (dict(fp8=True, adapter='dora'), 'fp8 and adapters'), (dict(optimizer='sgd'), "optimizer is 'sgd'"), (dict(checkpointing='some'), 'checkpointing'), (dict(ema=1.), 'ema is 1'), (dict(betas=(.9, 1.)), 'betas'), (dict(eps=0.), 'eps'),
     (dict(class_weights='even'), "class_weights are 'even'"), (dict(class_weights=(0., 0.)), 'not all 0'), (dict(warmup_steps=-1), 'warmup_steps'), (dict(read_every=0), 'read_every'), (dict(save_every=0), 'save_every'), (dict(adapter='ia3'), 'adapter'),
     (dict(attention='fast'), 'attention'), (dict(spike=1.), 'spike'), (dict(prefetch=0), 'prefetch'), (dict(workers=-1), 'workers'), (dict(keep=0), 'keep'), (dict(precision='int8'), 'precision')], ids=str)
