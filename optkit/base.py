@@ -91,7 +91,7 @@ _TYPE_WORDS = {
 }
 _NUMBERS = {int: Integral, float: Real}
 
-def members(annotation) -> tuple: # the types of a union, or the one type
+def members(annotation: Any) -> tuple: # the types of a union, or the one type
     return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
 
 def plain_value(value: Any) -> Any:
@@ -113,12 +113,13 @@ def field_errors(
     settings: Any, # a dataclass
     least: dict[str, float], # the lowest value that a field may have, by field; None passes
     choices: dict[str, tuple], # the values that a field may have, by field
-    names: dict[str, str] = {} # of fields, as the user knows them
+    names: dict[str, str] = {}, # of fields, as the user knows them
+    typed: bool = True # whether values are held to the annotations
 ) -> Iterator[str]:
     "A message for each field of another type, or with a value that it may not have"
     for name, types in _field_types(type(settings)).items():
         value, wanted = getattr(settings, name), ''
-        if not any(_has_type(value, t) for t in types):
+        if typed and not any(_has_type(value, t) for t in types):
             wanted = ' or '.join(_TYPE_WORDS.get(t, t.__name__) for t in types)
         elif name in choices and value not in choices[name]: wanted = f'one of {choices[name]}'
         elif name in least and value is not None and not least[name] <= value < math.inf:

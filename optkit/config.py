@@ -92,6 +92,15 @@ def _class_weights_fit(weights):
     if weights is None or isinstance(weights, str): return weights in (None, 'balanced')
     return any(weights) and all(isinstance(w, Real) and 0 <= w < math.inf for w in weights)
 
+# %% ../nbs/43_config.ipynb #1f0f62b4
+def _layout(layout, before, sizes):
+    "The layout that is meant by a layout, its name or its fields, and by sizes of `SIZES` that are not as before"
+    if isinstance(layout, dict): layout = Layout(**layout)
+    elif isinstance(layout, str) and layout in LAYOUTS: layout = before.named(layout)
+    if not isinstance(layout, Layout): raise ValueError(f'layout is {layout!r}, expected one of {LAYOUTS}')
+    changed = {SIZES[name]: size for name, size in sizes.items() if plain_value(size) != getattr(before, SIZES[name])}
+    return layout.resized(**changed) if changed else layout
+
 # %% ../nbs/43_config.ipynb #e3aaeae6
 @dataclass(frozen=True)
 class TrainConfig(Hyperparameters):
@@ -133,14 +142,6 @@ class TrainConfig(Hyperparameters):
         super().__post_init__()
 
 # %% ../nbs/43_config.ipynb #c581a919
-def _layout(layout, before, sizes):
-    "The layout that is meant by a layout, its name or its fields, and by sizes of `SIZES` that are not as before"
-    if isinstance(layout, dict): layout = Layout(**layout)
-    elif isinstance(layout, str) and layout in LAYOUTS: layout = before.named(layout)
-    if not isinstance(layout, Layout): raise ValueError(f'layout is {layout!r}, expected one of {LAYOUTS}')
-    changed = {SIZES[name]: size for name, size in sizes.items() if plain_value(size) != getattr(before, SIZES[name])}
-    return layout.resized(**changed) if changed else layout
-
 for _name, _field in (*SIZES.items(), ('before', None)):
     _of_layout = lambda self, field=_field: getattr(self.layout, field) if field else self.layout
     setattr(TrainConfig, _name, property(_of_layout))

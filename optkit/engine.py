@@ -7,7 +7,7 @@ __all__ = ['OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_opt
            'set_checkpointing', 'Engine', 'step_weight', 'attention_of', 'attentions_had']
 
 # %% ../nbs/33_engine.ipynb #79ff7927
-import warnings, weakref
+import weakref
 from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -698,9 +698,4 @@ def attentions_had(
     return Choice(', '.join(model_attentions(engine.model)), f'what transformers says of {type(engine.model).__name__}')
 
 # %% ../nbs/33_engine.ipynb #c7958071
-def packing(engine, store, tokens=0):
-    "The name of `Layout('packed').call` in earlier versions"
-    warnings.warn("packing is now Layout('packed').call", DeprecationWarning, stacklevel=2)
-    return Layout('packed').call(engine, store, tokens)
-
 __getattr__ = moved(__name__, 'store', 'models', 'packing', 'sizes')

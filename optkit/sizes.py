@@ -70,7 +70,7 @@ class StepProbe(MemoryProbe):
 # %% ../nbs/34_sizes.ipynb #e2d0b001
 class EvaluationProbe(StepProbe):
     "Predicts that many of the longest rows, forward only"
-    def __call__(self, batch):
+    def __call__(self, batch: int): # rows
         peak = super().__call__(batch)
         return peak and peak._replace(activation_bytes=peak.allocated_bytes) # no update that could hide the activations
     def _train(self, batch): self.engine.predict(self.store, self._rows(batch), batch)
@@ -115,7 +115,7 @@ def plan_batch(
     headroom: float = .02, # share of the card's memory that stays free
     limit: int | None = None, # largest size to try; None: 4096 on a GPU, elsewhere `effective`, at most 64
     ranks: Any = None, # whose ranks plan together; None: that of the engine
-    layout: Layout | str = 'sorted' # of the training: 'full' pads to the store's `max_length`, others to the longest row
+    layout: Layout | str = 'sorted' # of the training: 'full' pads to `max_length`, the others to the longest row
 ) -> BatchPlan: # `effective` and `accumulation` are those of a rank
     "Find the physical batch with real steps and leave the engine as it was"
     layout = getattr(layout, 'name', layout)

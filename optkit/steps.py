@@ -12,6 +12,7 @@ import math, operator, warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
@@ -159,7 +160,8 @@ def _errors(self: Layout):
         yield f'{_KNOWN["table"]} is {self.table!r}, expected pairs of tokens and rows, such as ((128, 64), (512, 16))'
     for field, kinds in _READ_BY.items():
         if getattr(self, field) is not None and self.name not in kinds:
-            yield f'{_KNOWN[field]} is for the layout {" or ".join(map(repr, kinds))}, not for {self.name!r}; leave it out'
+            layouts = ' or '.join(map(repr, kinds))
+            yield f'{_KNOWN[field]} is for the layout {layouts}, not for {self.name!r}; leave it out'
 
 # %% ../nbs/22_steps.ipynb #721594e6
 @patch
@@ -305,7 +307,7 @@ def rank_share(
 # %% ../nbs/22_steps.ipynb #49961b7e
 def row_numbers(
     store: TokenStore | None, # that the rows are of; None: any
-    rows, # a list of row numbers
+    rows: Any, # a list of row numbers
     what: str = 'rows' # for messages
 ) -> np.ndarray:
     "Row numbers as an array. Raises `InputError`."
@@ -319,7 +321,7 @@ def row_numbers(
     return rows
 
 # %% ../nbs/22_steps.ipynb #47d174ad
-def is_cut(step) -> bool:
+def is_cut(step: Any) -> bool:
     "Whether a step is given as micro-batches, and not as row numbers"
     return isinstance(step, list) and all(hasattr(m, 'rows') for m in step)
 

@@ -83,9 +83,9 @@ def grouped_order(rows: np.ndarray, lengths: np.ndarray, effective: int, seed: i
     """The order of Hugging Face's `group_by_length`: stretches of up to 50 steps, each sorted from long to short"""
 def rank_share(rows: np.ndarray, lengths: np.ndarray, layout: str, rank: int, ranks: int) -> np.ndarray:
     """Rows that one of several processes computes: a row more or less; where order is free, long and short ones alike"""
-def row_numbers(store: TokenStore | None, rows, what: str='rows') -> np.ndarray:
+def row_numbers(store: TokenStore | None, rows: Any, what: str='rows') -> np.ndarray:
     """Row numbers as an array. Raises `InputError`."""
-def is_cut(step) -> bool:
+def is_cut(step: Any) -> bool:
     """Whether a step is given as micro-batches, and not as row numbers"""
 def step_of(store: TokenStore, rows: np.ndarray, layout: Layout, rank: int=0, ranks: int=1) -> Step:
     """One optimizer step, cut into micro-batches"""

@@ -16,9 +16,9 @@ from optkit.models import example_model
 from optkit.engine import Engine
 from optkit.hardware import detect, hardware_with
 from optkit.config import TrainConfig
+import optkit.sizes
 from optkit.build import make_engine, plan_sizes
 from optkit.trainer import fold_runner, Trainer, trial_config, with_rows
-import optkit.build
 
 torch.set_num_threads(1)
 HERE = hardware_with(None)
@@ -112,7 +112,7 @@ def test_what_is_given_is_not_measured(store, monkeypatch):
 
 
 def test_the_fast_engine_sizes_itself(store, monkeypatch):
-    for module, name in ((optkit.sizes, 'plan_batch'), (optkit.build, 'plan_evaluation')): monkeypatch.setattr(module, name, lambda *a, **k: pytest.fail('measured'))
+    for module, name in ((optkit.sizes, 'plan_batch'), (optkit.sizes, 'plan_evaluation')): monkeypatch.setattr(module, name, lambda *a, **k: pytest.fail('measured'))
     config = TrainConfig(fast=True)
     found, decisions, _ = plan_sizes(engine_of(fast=True), store, config)
     assert found == config and 'shapes of its own' in decisions[0][1].reason
