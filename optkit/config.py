@@ -27,6 +27,14 @@ ADAPTERS = (None, 'lora', 'dora')
 ATTENTION = (None, 'eager', 'sdpa', 'flash_attention_2', 'flash_attention_3', 'flex_attention')
 COMPILE = (None, 'default', 'reduce-overhead', 'max-autotune', 'max-autotune-no-cudagraphs')
 
+# %% ../nbs/43_config.ipynb #fa288d71
+_LEAST = dict.fromkeys(('epochs', 'effective_batch', 'patience', 'adapter_rank', 'prefetch', 'read_every', 'save_every',
+                        'keep'), 1) | dict.fromkeys(('weight_decay', 'max_grad_norm', 'warmup_steps', 'workers'), 0)
+_CHOICES = dict(
+    schedule=SCHEDULES, metric=(*ALL_METRICS, 'custom'), adapter=ADAPTERS, augment_by=AUGMENTS, optimizer=OPTIMIZERS,
+    checkpointing=CHECKPOINTING, attention=ATTENTION, compile=COMPILE, weights=(None, 'fp32', 'bf16'),
+    precision=(None, 'bf16', 'fp16', 'fp32'))
+
 # %% ../nbs/43_config.ipynb #224ace25
 @dataclass(frozen=True)
 class Hyperparameters:
@@ -61,14 +69,6 @@ class Hyperparameters:
     def __post_init__(self):
         for f in fields(self): object.__setattr__(self, f.name, plain_value(getattr(self, f.name)))
         if message := next(self._errors(), None): raise ValueError(message)
-
-# %% ../nbs/43_config.ipynb #fa288d71
-_LEAST = dict.fromkeys(('epochs', 'effective_batch', 'patience', 'adapter_rank', 'prefetch', 'read_every', 'save_every',
-                        'keep'), 1) | dict.fromkeys(('weight_decay', 'max_grad_norm', 'warmup_steps', 'workers'), 0)
-_CHOICES = dict(
-    schedule=SCHEDULES, metric=(*ALL_METRICS, 'custom'), adapter=ADAPTERS, augment_by=AUGMENTS, optimizer=OPTIMIZERS,
-    checkpointing=CHECKPOINTING, attention=ATTENTION, compile=COMPILE, weights=(None, 'fp32', 'bf16'),
-    precision=(None, 'bf16', 'fp16', 'fp32'))
 
 # %% ../nbs/43_config.ipynb #4f24e50d
 @patch
