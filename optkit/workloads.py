@@ -381,7 +381,7 @@ def _round(step, count):
 
 def _slowest_step(bench, configs):
     "Seconds of a step of the slowest configuration, about"
-    slow = any(c.layout == 'full' or bench.cuda and c.precision == 'fp32' for c in configs.values())
+    slow = any(c.layout.name == 'full' or bench.cuda and c.precision == 'fp32' for c in configs.values())
     seconds = bench.step_s if slow else bench.on_s or bench.step_s
     return seconds * max(c.effective_batch for c in configs.values()) / bench.effective
 
