@@ -11,7 +11,7 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from optkit.steps import steps
+from optkit.steps import Layout, steps
 from optkit.engine import Engine
 from optkit.hardware import detect
 from optkit.precision import choose_precision
@@ -39,7 +39,7 @@ def main():
             name = f'{mode or "eager"}, {pieces} micro-batch{"es" if pieces > 1 else ""}'
             engine = Engine(copy.deepcopy(model), choose_precision(hw), compile=mode)
             engine.reset(lr=1e-4)
-            plan = [*steps(store, np.arange(64), 32, layout='full', physical=32 // pieces)]
+            plan = [*steps(store, np.arange(64), 32, layout=Layout('full', 32 // pieces))]
             start = time.perf_counter()
             losses[name] = [engine.step(store, plan[n % 2]).item() for n in range(8)]
             builds[name], engines[name] = time.perf_counter() - start, (engine, plan)

@@ -7,12 +7,15 @@ __all__ = ['InputError', 'Choice', 'size', 'seconds_of']
 
 # %% ../nbs/00_base.ipynb #96373b1d
 import dataclasses, html, json, math, os, re, warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from importlib import import_module
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -81,6 +84,47 @@ def rows_in_words(numbers: Sequence[int], at_most: int = 3) -> str:
     "The first `at_most` of some row numbers, in words: 'row 3', 'rows 1, 2, 3, ...'"
     names = ', '.join(str(n) for n in numbers[:at_most])
     return f"row{'s' if len(numbers) > 1 else ''} {names}{', ...' if len(numbers) > at_most else ''}"
+
+# %% ../nbs/00_base.ipynb #f1dcca7f
+_TYPE_WORDS = {
+    int: 'a whole number', float: 'a number', bool: 'true or false', str: 'a text', tuple: 'a tuple', NoneType: 'none'
+}
+_NUMBERS = {int: Integral, float: Real}
+
+def members(annotation: Any) -> tuple: # the types of a union, or the one type
+    return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+
+def plain_value(value: Any) -> Any:
+    "Tuples for lists, and numbers of Python for those of NumPy"
+    if isinstance(value, (np.ndarray, np.generic)): value = value.tolist()
+    return tuple(map(plain_value, value)) if isinstance(value, (list, tuple)) else value
+
+# %% ../nbs/00_base.ipynb #85afe213
+@cache
+def _field_types(cls):
+    hints = get_type_hints(cls)
+    return {f.name: [get_origin(t) or t for t in members(hints[f.name])] for f in dataclasses.fields(cls)}
+
+def _has_type(value, kind):
+    return isinstance(value, _NUMBERS.get(kind, kind)) and (kind is bool) == isinstance(value, bool)
+
+# %% ../nbs/00_base.ipynb #dd404880
+def field_errors(
+    settings: Any, # a dataclass
+    least: dict[str, float], # the lowest value that a field may have, by field; None passes
+    choices: dict[str, tuple], # the values that a field may have, by field
+    names: dict[str, str] = {}, # of fields, as the user knows them
+    typed: bool = True # whether values are held to the annotations
+) -> Iterator[str]:
+    "A message for each field of another type, or with a value that it may not have"
+    for name, types in _field_types(type(settings)).items():
+        value, wanted = getattr(settings, name), ''
+        if typed and not any(_has_type(value, t) for t in types):
+            wanted = ' or '.join(_TYPE_WORDS.get(t, t.__name__) for t in types)
+        elif name in choices and value not in choices[name]: wanted = f'one of {choices[name]}'
+        elif name in least and value is not None and not least[name] <= value < math.inf:
+            wanted = f'at least {least[name]}'
+        if wanted: yield f'{names.get(name, name)} is {value!r}, expected {wanted}'
 
 # %% ../nbs/00_base.ipynb #9e4695cf
 def to_json_types(value: Any) -> Any:

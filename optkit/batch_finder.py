@@ -318,7 +318,7 @@ class _RankGroup:
 
 # %% ../nbs/30_batch_finder.ipynb #1c143200
 @patch
-def agree(self: _RankGroup, capacity, **settings):
+def agree(self: _RankGroup, capacity: int | None, **settings) -> int | None: # bytes
     "The smallest capacity. Raises `ValueError` where the ranks do not ask for the same."
     answers = self.gather((capacity, settings), 'at the start of the search')
     for n, (_, other) in enumerate(answers):
@@ -328,7 +328,7 @@ def agree(self: _RankGroup, capacity, **settings):
 
 # %% ../nbs/30_batch_finder.ipynb #847660d9
 @patch
-def run_probe(self: _RankGroup, probe, batch, budget):
+def run_probe(self: _RankGroup, probe: Callable, batch: int, budget: float | None) -> Probe: # as of `find_batch_size`
     "`_run_probe` on every rank, with one answer"
     result = error = None
     try:
@@ -458,7 +458,8 @@ class MemoryProbe:
         self.step, self.device, self.clean = step, torch.device(device), clean
         self.optimizer, self.model = optimizer, model
 
-    def __call__(self, batch): return self._run_twice(batch) if self.device.type != 'cuda' else self._cuda_peak(batch)
+    def __call__(self, batch: int): # rows
+        return self._run_twice(batch) if self.device.type != 'cuda' else self._cuda_peak(batch)
 
     def _run_twice(self, batch, between=lambda: None):
         try:

@@ -73,10 +73,10 @@ class _RankGroup:
     def gather(self, answer, when):
         """The answers of all ranks, in their order. Raises `RuntimeError` where one does not answer."""
 
-    def agree(self, capacity, **settings):
+    def agree(self, capacity: int | None, **settings) -> int | None:
         """The smallest capacity. Raises `ValueError` where the ranks do not ask for the same."""
 
-    def run_probe(self, probe, batch, budget):
+    def run_probe(self, probe: Callable, batch: int, budget: float | None) -> Probe:
         """`_run_probe` on every rank, with one answer"""
 def find_batch_size(probe: Callable[[int], int | Peak | None], effective: int | None=None, start: int=8, limit: int=4096, headroom: float=0.02, capacity: int | None=None, longest: int | None=None, tolerance: float | None=None, ranks: object=None, patience: float=600.0, least: int=1) -> BatchPlan:
     """The largest physical batch that ran within the budget. Raises `MemoryError` when one row does not fit,
@@ -97,7 +97,7 @@ class MemoryProbe:
 
     def __init__(self, step: Callable[[int], object], device: str | torch.device='cuda', optimizer: torch.optim.Optimizer | None=None, clean: Callable[[], None] | None=None, model: torch.nn.Module | None=None): ...
 
-    def __call__(self, batch): ...
+    def __call__(self, batch: int): ...
 class _HostCopy(NamedTuple):
     """A tensor's value in host memory, and where it was"""
     tensor: torch.Tensor

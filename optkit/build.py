@@ -19,11 +19,11 @@ from .cards import Hardware
 from .precision import choose_precision, held_format, set_attention, text_config, tf32_set
 from .table import IGNORED
 from .store import TokenStore
-from .steps import Layout, row_numbers
+from .steps import row_numbers
 from .augment import check_augment
 from .models import seeded
 from .engine import Engine
-from .sizes import plan_evaluation
+import optkit.sizes # `Layout.fitted`
 from .fast import FastEngine
 from .metrics import check_metric
 from .config import TrainConfig
@@ -130,7 +130,7 @@ def make_engine(
     if config.channels_last: model.to(memory_format=torch.channels_last)
     _check_trainable(model)
     precision = _precision_of(config, model, hardware)
-    if config.fast: kind = partial(FastEngine, at_once=config.physical_batch, graphs=config.graphs)
+    if config.fast: kind = partial(FastEngine, at_once=config.layout.rows, graphs=config.graphs)
     else: kind = partial(Engine, compile=config.compile)
     names = 'fused', 'zero_grad_none', 'max_grad_norm', 'label_smoothing', 'optimizer', 'checkpointing', 'ema'
     engine = kind(model, precision, **{name: getattr(config, name) for name in names}, **kwargs)
@@ -148,13 +148,9 @@ def plan_sizes(
     limit: int | None = None # largest number of rows to try; None: see `plan_batch`
 ) -> tuple[TrainConfig, list, object]: # with sizes; decisions, (what, `Choice`); `BatchPlan` of training, if measured
     "Measure the sizes that a configuration leaves open; the engine stays as it was"
-    c, effective = config, effective or config.effective_batch
-    if choice := engine.own_cut(): return c, [('physical batch', choice)], None
-    layout, decisions, plan = Layout.from_config(c).fitted(engine, store, effective, headroom, limit)
-    c = replace(c, physical_batch=layout.rows, max_tokens=layout.tokens, batch_table=layout.table)
-    evaluation = plan_evaluation(engine, store, headroom, limit or (512 if engine.device.type == 'cuda' else None))
-    decisions.append(('rows at once in evaluation', Choice(evaluation.physical, f'forward only, {evaluation.reason}')))
-    return replace(c, eval_batch=evaluation.physical), decisions, plan
+    effective = effective or config.effective_batch
+    layout, *measured = config.layout.fitted(engine, store, effective, headroom, limit)
+    return replace(config, layout=layout), *measured
 
 # %% ../nbs/44_build.ipynb #a94fd40c
 def _check_rows(store, train, valid):
@@ -179,9 +175,8 @@ def _mismatches(engine, store, config, train):
     ranks = 1 if engine.ranks is None else torch.distributed.get_world_size(engine.ranks)
     yield (config.effective_batch < ranks,
            f'effective_batch is {config.effective_batch}, fewer than the {ranks} ranks that share a step')
-    longest = int(store.lengths[train].max())
-    yield (config.layout == 'packed' and config.max_tokens and config.max_tokens < longest,
-           f'max_tokens is {config.max_tokens}, but a row has {longest} tokens; raise it')
+    longest, tokens = int(store.lengths[train].max()), config.layout.tokens
+    yield tokens and tokens < longest, f'max_tokens is {tokens}, but a row has {longest} tokens; raise it'
 
 # %% ../nbs/44_build.ipynb #031cbaf8
 def _check_auroc(engine, store, valid):

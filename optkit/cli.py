@@ -244,8 +244,8 @@ def main(
 # %% ../nbs/84_cli.ipynb #c7039258
 def _split_settings(settings, given, kind):
     "Fields of `kind` from settings and options, and the remaining settings. Raises `InputError` for one given twice."
-    from optkit.config import parse_settings
-    text_of, field_names = {}, {f.name for f in fields(kind)}
+    from optkit.config import parse_settings, setting_types
+    text_of, field_names = {}, setting_types(kind)
     for text in settings or ():
         name = text.partition('=')[0].strip()
         if name in text_of and '=' in text:
@@ -459,13 +459,13 @@ def _decisions(run, columns):
     "What was chosen, and what was noticed in the rows: the rows of decisions.json"
     from optkit.engine import attention_of, ATTENTIONS, attentions_had
     from optkit.folds import check_parts
-    p, reasons = run.engine.precision, getattr(run.config, 'reasons', {})
+    p, reasons, values = run.engine.precision, getattr(run.config, 'reasons', {}), run.config.values()
     choices = {'precision': p.compute, 'TF32': p.tf32, ATTENTIONS: attentions_had(run.engine),
                'attention': attention_of(run.engine, run.store)} | run.table.notes
     for part, note in check_parts(run.table, run.splits, columns=columns).items():
         choices['validation rows' if part == 'texts' else f'validation rows, {part}'] = note
     rows = [dict(what=what, value=str(c.value), reason=c.reason) for what, c in choices.items()]
-    return rows + [dict(what=f'preset, {name}', value=str(getattr(run.config, name)), reason=f'{r.reason} [{r.source}]')
+    return rows + [dict(what=f'preset, {name}', value=str(values[name]), reason=f'{r.reason} [{r.source}]')
                    for name, r in reasons.items()]
 
 # %% ../nbs/84_cli.ipynb #541f6c44
@@ -473,7 +473,7 @@ def _begin_training(run, given):
     "Write what the run folder holds before the first step"
     from optkit.job import begin_run
     begin_run(run.out, run.hardware, kind='train', title='Training run', command=_command_line(),
-              settings=given | dict(config=asdict(run.config)), fingerprint=run.about)
+              settings=given | dict(config=run.config.values()), fingerprint=run.about)
     write_json(run.out / 'decisions.json', _decisions(run, (given['text'], given['pair'])))
     if getattr(run.config, 'reasons', None): write_json(run.out / 'preset.json', run.config.to_dict())
 
@@ -555,7 +555,7 @@ def _with_preset(name, values, train):
     from optkit.job_plan import JOB_DECIDES
     from optkit.presets import preset_of
     preset, given = preset_of(name), {text.partition('=')[0].strip() for text in train}
-    below = {n: value for n in ('precision', 'layout') if (value := getattr(preset, n))}
+    below = {n: value for n in ('precision', 'layout') if (value := preset.values()[n])}
     more = [f'{n}={getattr(preset, n)}' for n in preset.reasons if n not in given and n not in JOB_DECIDES]
     return preset.to_dict(), below | values, (*train, *more)
 

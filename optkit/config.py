@@ -7,65 +7,33 @@ __all__ = ['Hyperparameters', 'TrainConfig']
 
 # %% ../nbs/43_config.ipynb #e7eea70a
 import json, math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, InitVar
 from difflib import get_close_matches
-from functools import cache
-from numbers import Integral, Real
-from types import NoneType, UnionType
+from numbers import Real
+from types import NoneType
 from typing import get_args, get_origin, get_type_hints
 
-import numpy as np
 from fastcore.basics import patch
 
-from .base import InputError
-from .steps import cut_errors, LAYOUTS
+from .base import field_errors, InputError, members, plain_value
+from .steps import Layout, LAYOUTS, SIZES
 from .augment import AUGMENTS
 from .engine import CHECKPOINTING, OPTIMIZERS
 from .metrics import ALL_METRICS
-
-# %% ../nbs/43_config.ipynb #58717d93
-_TYPE_WORDS = {
-    int: 'a whole number', float: 'a number', bool: 'true or false', str: 'a text', tuple: 'a tuple', NoneType: 'none'
-}
-_NUMBERS = {int: Integral, float: Real}
-
-def _members(annotation): return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-
-# %% ../nbs/43_config.ipynb #e45c4ac3
-@cache
-def _field_types(cls):
-    return {name: [get_origin(t) or t for t in _members(hint)] for name, hint in get_type_hints(cls).items()}
-
-def _plain(value):
-    "Tuples for lists, and numbers of Python for those of NumPy"
-    if isinstance(value, (np.ndarray, np.generic)): value = value.tolist()
-    return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
-
-# %% ../nbs/43_config.ipynb #2245c808
-def _has_type(value, kind):
-    return isinstance(value, _NUMBERS.get(kind, kind)) and (kind is bool) == isinstance(value, bool)
-
-def _wrong_types(c):
-    "A message for each field whose value its annotation does not allow"
-    for name, types in _field_types(type(c)).items():
-        if not any(_has_type(getattr(c, name), t) for t in types):
-            yield f"{name} is {getattr(c, name)!r}, expected {' or '.join(_TYPE_WORDS[t] for t in types)}"
-
-def _not_among(c, **choices):
-    for name, values in choices.items():
-        if (value := getattr(c, name)) not in values: yield f'{name} is {value!r}, expected one of {values}'
-
-# %% ../nbs/43_config.ipynb #8807a820
-def _below(c, least, *names):
-    for name in names:
-        if (value := getattr(c, name)) is not None and not value >= least:
-            yield f'{name} is {value}, expected at least {least}'
 
 # %% ../nbs/43_config.ipynb #0485b6ea
 SCHEDULES = ('linear', 'cosine', 'constant')
 ADAPTERS = (None, 'lora', 'dora')
 ATTENTION = (None, 'eager', 'sdpa', 'flash_attention_2', 'flash_attention_3', 'flex_attention')
 COMPILE = (None, 'default', 'reduce-overhead', 'max-autotune', 'max-autotune-no-cudagraphs')
+
+# %% ../nbs/43_config.ipynb #fa288d71
+_LEAST = dict.fromkeys(('epochs', 'effective_batch', 'patience', 'adapter_rank', 'prefetch', 'read_every', 'save_every',
+                        'keep'), 1) | dict.fromkeys(('weight_decay', 'max_grad_norm', 'warmup_steps', 'workers'), 0)
+_CHOICES = dict(
+    schedule=SCHEDULES, metric=(*ALL_METRICS, 'custom'), adapter=ADAPTERS, augment_by=AUGMENTS, optimizer=OPTIMIZERS,
+    checkpointing=CHECKPOINTING, attention=ATTENTION, compile=COMPILE, weights=(None, 'fp32', 'bf16'),
+    precision=(None, 'bf16', 'fp16', 'fp32'))
 
 # %% ../nbs/43_config.ipynb #224ace25
 @dataclass(frozen=True)
@@ -99,17 +67,13 @@ class Hyperparameters:
     warmup_from_zero: bool = False # begin with a rate of 0, as transformers does, whose first step so changes nothing
 
     def __post_init__(self):
-        for f in fields(self): object.__setattr__(self, f.name, _plain(getattr(self, f.name)))
+        for f in fields(self): object.__setattr__(self, f.name, plain_value(getattr(self, f.name)))
         if message := next(self._errors(), None): raise ValueError(message)
 
 # %% ../nbs/43_config.ipynb #4f24e50d
 @patch
 def _errors(self: Hyperparameters):
-    yield from _wrong_types(self)
-    metrics = *ALL_METRICS, 'custom'
-    yield from _not_among(self, schedule=SCHEDULES, metric=metrics, adapter=ADAPTERS, augment_by=AUGMENTS)
-    yield from _below(self, 1, 'epochs', 'effective_batch', 'patience', 'adapter_rank')
-    yield from _below(self, 0, 'weight_decay', 'max_grad_norm', 'warmup_steps')
+    yield from field_errors(self, _LEAST, _CHOICES)
     shares = 'warmup', 'label_smoothing', 'adapter_dropout', 'augment'
     for name, fits, words in (
         *((name, 0 <= getattr(self, name) < 1, 'a share from 0 up to 1') for name in shares),
@@ -128,13 +92,20 @@ def _class_weights_fit(weights):
     if weights is None or isinstance(weights, str): return weights in (None, 'balanced')
     return any(weights) and all(isinstance(w, Real) and 0 <= w < math.inf for w in weights)
 
+# %% ../nbs/43_config.ipynb #1f0f62b4
+def _layout(layout, before, sizes):
+    "The layout that is meant by a layout, its name or its fields, and by sizes of `SIZES` that are not as before"
+    if isinstance(layout, dict): layout = Layout(**layout)
+    elif isinstance(layout, str) and layout in LAYOUTS: layout = before.named(layout)
+    if not isinstance(layout, Layout): raise ValueError(f'layout is {layout!r}, expected one of {LAYOUTS}')
+    changed = {SIZES[name]: size for name, size in sizes.items() if plain_value(size) != getattr(before, SIZES[name])}
+    return layout.resized(**changed) if changed else layout
+
 # %% ../nbs/43_config.ipynb #e3aaeae6
 @dataclass(frozen=True)
 class TrainConfig(Hyperparameters):
     "Everything about a training run: hyperparameters, and how steps are made, with a switch for each claim"
-    physical_batch: int | None = None # rows of a micro-batch at most; None: the whole step
-    eval_batch: int = 64 # rows at once in evaluation
-    layout: str = 'sorted' # of a step's samples, one of `steps.LAYOUTS`
+    layout: Layout = Layout() # how rows are cut; or its name, one of `steps.LAYOUTS`, which keeps the other sizes
     precision: str | None = None # 'bf16', 'fp16', 'fp32'; None: chosen for the machine
     tf32: bool | None = None # TF32 for FP32 matrix products; None: chosen for the machine
     fused: bool = True # AdamW in one kernel; False: foreach
@@ -143,8 +114,6 @@ class TrainConfig(Hyperparameters):
     graphs: bool | None = None # of `fast`: capture CUDA graphs; None: on a GPU
     channels_last: bool = False # memory format of weights with four dimensions; a text model has none
     zero_grad_none: bool = True # drop gradients instead of zeroing them
-    max_tokens: int | None = None # of a pack; None: `steps.pack_budget` of the physical batch
-    batch_table: tuple[tuple[int, int], ...] | None = None # (tokens, rows): longest row, rows of a micro-batch
     checkpointing: str = 'off' # gradient checkpointing, one of `engine.CHECKPOINTING`
     optimizer: str = 'adamw' # one of `engine.OPTIMIZERS`
     attention: str | None = None # of transformers; None: as the model was loaded
@@ -161,26 +130,40 @@ class TrainConfig(Hyperparameters):
     shrink: bool = True # make a step that does not fit again in smaller pieces
     save_every: int | None = None # optimizer steps between checkpoints; None: each epoch
     keep: int = 2 # checkpoints that stay
+    physical_batch: InitVar[int | None] = Layout.rows # of `layout`, as the three below; see `steps.SIZES`
+    max_tokens: InitVar[int | None] = Layout.tokens # tokens of a pack
+    batch_table: InitVar[tuple[tuple[int, int], ...] | None] = Layout.table # tokens, rows
+    eval_batch: InitVar[int] = Layout.eval_rows # rows of a batch of evaluation
+    before: InitVar[Layout | None] = None # whose sizes stay where none is given; `dataclasses.replace` sets it
 
-    def to_json(self) -> str: return json.dumps(asdict(self))
+    def __post_init__(self, *given):
+        *sizes, before = given
+        object.__setattr__(self, 'layout', _layout(self.layout, before or Layout(), dict(zip(SIZES, sizes))))
+        super().__post_init__()
 
-    @classmethod
-    def from_json(cls,
-        text: str # of `to_json`
-    ):
-        return cls(**json.loads(text))
+# %% ../nbs/43_config.ipynb #c581a919
+for _name, _field in (*SIZES.items(), ('before', None)):
+    _of_layout = lambda self, field=_field: getattr(self.layout, field) if field else self.layout
+    setattr(TrainConfig, _name, property(_of_layout))
+
+# %% ../nbs/43_config.ipynb #b502856b
+@patch
+def values(self: TrainConfig) -> dict: # plain values
+    "Every setting by name, as `TrainConfig(**values)` takes them and files hold them: the sizes of the layout, too"
+    layout = asdict(self.layout)
+    return asdict(self) | dict(layout=layout.pop('name')) | {name: layout[field] for name, field in SIZES.items()}
+
+@patch
+def to_json(self: TrainConfig) -> str: return json.dumps(self.values()) # text for `from_json`
+
+@patch(cls_method=True)
+def from_json(cls: TrainConfig, text: str) -> TrainConfig: return cls(**json.loads(text)) # of `to_json`
 
 # %% ../nbs/43_config.ipynb #3e40343f
 @patch
 def _errors(self: TrainConfig):
     yield from Hyperparameters._errors(self)
-    yield from _not_among(
-        self, layout=LAYOUTS, optimizer=OPTIMIZERS, checkpointing=CHECKPOINTING, attention=ATTENTION, compile=COMPILE,
-        weights=(None, 'fp32', 'bf16'), precision=(None, 'bf16', 'fp16', 'fp32'))
-    counts = 'physical_batch', 'eval_batch', 'max_tokens', 'prefetch', 'read_every', 'save_every', 'keep'
-    yield from _below(self, 1, *counts)
-    yield from _below(self, 0, 'workers')
-    yield from cut_errors(self.layout, self.max_tokens, self.batch_table, ('max_tokens', 'batch_table'))
+    if self.layout.name not in LAYOUTS: yield f'layout is {self.layout.name!r}, expected one of {LAYOUTS}'
     yield from (message for conflict, message in _conflicts(self) if conflict)
 
 # %% ../nbs/43_config.ipynb #e4814378
@@ -201,7 +184,7 @@ _BOOLEANS = dict(true=True, yes=True, on=True, false=False, no=False, off=False)
 # %% ../nbs/43_config.ipynb #8c2fb5ab
 def _parse_value(name, text, annotation):
     "A text as a value of the field's type"
-    types, lower = _members(annotation), text.lower()
+    types, lower = members(annotation), text.lower()
     if lower in ('none', 'null') and NoneType in types: return None
     if bool in types and lower in _BOOLEANS: return _BOOLEANS[lower]
     readers = [t for t in (int, float) if t in types]
@@ -215,6 +198,14 @@ def _parse_value(name, text, annotation):
     words = ' or '.join(getattr(t, '__name__', str(t)) for t in types)
     raise InputError(f"{name}={text}: expected {words.replace('NoneType', 'none').replace('bool', 'true or false')}")
 
+# %% ../nbs/43_config.ipynb #ec82c9be
+def setting_types(
+    kind: type # a dataclass
+) -> dict: # annotation by name
+    "What its settings hold as text: a layout is a name and the sizes of `SIZES`"
+    hints = {name: getattr(hint, 'type', hint) for name, hint in get_type_hints(kind).items() if name != 'before'}
+    return hints | {name: str for name, hint in hints.items() if hint is Layout}
+
 # %% ../nbs/43_config.ipynb #029403e8
 def parse_settings(
     texts: list[str], # such as 'lr=1e-4', 'compile=none', 'betas=0.9,0.98'
@@ -222,7 +213,7 @@ def parse_settings(
 ) -> dict: # its fields
     "Fields of a configuration from texts. Raises `InputError` for an unknown name or a value of another type."
     kind = kind or TrainConfig
-    hints, settings = get_type_hints(kind), {}
+    hints, settings = setting_types(kind), {}
     for text in texts:
         name, equals, value = (part.strip() for part in str(text).partition('='))
         if not equals: raise InputError(f'{text!r}: expected name=value, such as lr=1e-4')

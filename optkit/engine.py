@@ -7,7 +7,7 @@ __all__ = ['OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_opt
            'set_checkpointing', 'Engine', 'step_weight', 'attention_of', 'attentions_had']
 
 # %% ../nbs/33_engine.ipynb #79ff7927
-import warnings, weakref
+import weakref
 from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -289,9 +289,11 @@ def _summed(task, logits, labels, label_smoothing, weights=None):
                            label_smoothing=label_smoothing, ignore_index=IGNORED)
 
 # %% ../nbs/33_engine.ipynb #f47aba98
+_PADDED, _PACKED = Layout('padded'), Layout('packed')
+
 def _loss(engine, store, micro, weight_of_step):
     inputs, labels = _batch(engine, store, micro)
-    layout = Layout('packed' if 'segments' in inputs else 'padded')
+    layout = _PACKED if 'segments' in inputs else _PADDED
     with engine.precision.autocast(): logits = layout.call(engine, store, inputs['input_ids'].shape[1])(inputs)
     return _summed(store.task, logits.float(), labels, engine.label_smoothing, engine.class_weights) / weight_of_step
 
@@ -700,9 +702,4 @@ def attentions_had(
     return Choice(', '.join(model_attentions(engine.model)), f'what transformers says of {type(engine.model).__name__}')
 
 # %% ../nbs/33_engine.ipynb #c7958071
-def packing(engine, store, tokens=0):
-    "The name of `Layout('packed').call` in earlier versions"
-    warnings.warn("packing is now Layout('packed').call", DeprecationWarning, stacklevel=2)
-    return Layout('packed').call(engine, store, tokens)
-
 __getattr__ = moved(__name__, 'store', 'models', 'packing', 'sizes')

@@ -121,5 +121,3 @@ def attention_of(engine: Engine, store: TokenStore, rows: int=2) -> Choice:
 ATTENTIONS: str
 def attentions_had(engine: Engine) -> Choice:
     """Which attention can be asked for of the engine's model, for the record of a run"""
-def packing(engine, store, tokens=0):
-    """The name of `Layout('packed').call` in earlier versions"""

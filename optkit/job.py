@@ -26,7 +26,7 @@ from .records import provenance
 from .precision import choose_precision
 from .table import read_table
 from .store import tokenise
-from .steps import MicroBatch
+from .steps import Layout, MicroBatch
 from .batch_finder import predict_peak
 from .models import check_tokens, load_model, load_tokenizer, model_length
 from .engine import attention_of, ATTENTIONS, attentions_had
@@ -36,7 +36,7 @@ from .metrics import score, signed
 from .checkpoint import mend, save_model
 from .config import TrainConfig
 from .build import make_engine, plan_sizes
-from .trainer import fold_runner, Trainer, with_rows
+from .trainer import fold_runner, Trainer
 from .run_folder import check_folder, RUN_VERSION
 from .folds import check_folds, check_parts, hold_out, stratified_folds
 from .strategies import as_strategy
@@ -432,7 +432,7 @@ def _do_batch(self: Job):
     predicted = [predict_peak(plan.tried[:n], p.batch) for n, p in enumerate(plan.tried)] # from those before it
     return dict(
         asdict(plan), tried=[[p.batch, p.peak_bytes, p.fits] for p in plan.tried], predicted=predicted,
-        max_tokens=config.max_tokens, table=config.batch_table, eval_batch=config.eval_batch)
+        max_tokens=config.layout.tokens, table=config.layout.table, eval_batch=config.layout.eval_rows)
 
 # %% ../nbs/81_job.ipynb #b4dbe028
 @patch
@@ -445,22 +445,22 @@ def _decide_attention(self: Job, store):
 
 # %% ../nbs/81_job.ipynb #454daf43
 @patch
-def _batch_sizes(self: Job): # as fields of `TrainConfig`
-    b = self._batch
-    return dict(physical_batch=None if self.config.layout == 'packed' else b['physical'],
-                max_tokens=b.get('max_tokens'), batch_table=b.get('table'), eval_batch=b.get('eval_batch') or 64)
+def _layout(self: Job): # that was measured
+    b, name = self._batch, self.config.layout
+    return Layout(name, None if name == 'packed' else b['physical'], b.get('max_tokens'), b.get('table'),
+                  b.get('eval_batch') or Layout.eval_rows)
 
 # %% ../nbs/81_job.ipynb #7e5bb1b9
 @patch
 def _do_train(self: Job):
     store, _, folds = self._ready()
     epochs = self._plan['epochs'] + (0 if self.config.epochs else 2) # a number that was asked for is kept
-    config = self._base(epochs=epochs, patience=2, **self._batch_sizes())
+    config = self._base(epochs=epochs, patience=2, layout=self._layout())
     result = Trainer(self._engine_now(), store, config, self.progress).fit(*folds[0])
     self._decide_training('training', result.decisions)
     self.say(f'first training: {result}')
     whole = {n: getattr(result, n) for n in ('best_epoch', 'stopped_early', 'seconds')}
-    return dict(config=asdict(config), history=[asdict(e) for e in result.history], **whole, metric=config.metric)
+    return dict(config=config.values(), history=[asdict(e) for e in result.history], **whole, metric=config.metric)
 
 # %% ../nbs/81_job.ipynb #9f2a969e
 @patch
@@ -478,7 +478,7 @@ def _unfinished(self: Job, summary): # more trials asked for than the study hold
 # %% ../nbs/81_job.ipynb #e78bac88
 @patch
 def _first_trial(self: Job): # the parameters of the first training, where the space holds them
-    base = asdict(self._base())
+    base = self._base().values()
     holds = lambda d, value: value in d.choices if hasattr(d, 'choices') else d.low <= value <= d.high
     return {name: base[name] for name, d in self.space.items() if holds(d, base[name])}
 
@@ -491,7 +491,7 @@ def _search(self: Job, on_trial=None):
     c, epochs, (store, _, folds) = self.config, self._plan['epochs'], self._ready()
     searched = self.space.get('epochs')
     most = max(searched.choices) if hasattr(searched, 'choices') else searched.high if searched else epochs
-    runner = fold_runner(self._engine_now(), store, folds, self._base(epochs=epochs, **self._batch_sizes()))
+    runner = fold_runner(self._engine_now(), store, folds, self._base(epochs=epochs, layout=self._layout()))
     trained_on = hashlib.sha256(json.dumps([epochs, self._plan['max_length'], self._data['search']]).encode())
     if c.layout != 'packed': runner.physical_batch = self._batch['physical'] # out of memory: the same trial with less
     with tqdm(total=len(folds) * most, desc='trial', unit='epoch', disable=not self.progress, leave=False) as bar:
@@ -590,7 +590,7 @@ def _do_confirm(self: Job):
     c, (store, search, _), seed = self.config, self._ready(), (self.config.seed + 1) % 2**32
     self.path('final').unlink(missing_ok=True)
     if self._study['best'] is None: return dict(winner=None, first=None, rows=[], reason='no trial ran all folds')
-    base = self._base(**self._batch_sizes(), epochs=self._plan['epochs'], seed=seed)
+    base = self._base(layout=self._layout(), epochs=self._plan['epochs'], seed=seed)
     runner = fold_runner(self._engine_now(), store, self._folds(search, seed), base)
     with silent(): study = optuna.load_study(study_name='optkit', storage=sqlite_storage(self.folder / 'study.db'))
     result = confirm(study, runner, c.confirm, seed=seed, progress=self.progress)
@@ -666,9 +666,9 @@ def _do_final(self: Job):
 # %% ../nbs/81_job.ipynb #b2946cce
 @patch
 def _refit(self: Job, store, search, trial): # the configuration that it took
-    base = self._base(**self._batch_sizes(), epochs=self._plan['epochs'])
+    base = self._base(layout=self._layout(), epochs=self._plan['epochs'])
     fewer = dict(physical_batch=trial['physical_batch']) if trial.get('physical_batch') else {}
-    config = with_rows(base, fewer | trial['params'])
+    config = replace(base, **fewer | trial['params'])
     trainer = Trainer(self._engine_now(), store, config, self.progress)
     trainer.refit(search)
     self._decide_training('final training', trainer.position.decisions)

@@ -9,11 +9,12 @@ __all__ = ['JobConfig', 'demo_config', 'size_job']
 import hashlib, math, os, shutil, sysconfig
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from .base import Choice, InputError
+from .base import Choice, field_errors, InputError
 from .precision import import_problem
 from .table import DEMO_DATA
-from .steps import LAYOUT_LABELS
+from .steps import LAYOUTS
 from .models import DEMO_MODEL, model_source, weight_files
 from .metrics import METRICS
 from .config import parse_settings, TrainConfig
@@ -27,7 +28,7 @@ JOB_DECIDES = {
     'patience': 'the search decides when a trial ends'}
 
 # %% ../nbs/80_job_plan.ipynb #62f3b0fc
-def train_fields(config):
+def train_fields(config: Any) -> dict: # of a `JobConfig`; fields of `TrainConfig`
     return {n: getattr(config, n) for n in ('lr', 'effective_batch', 'metric', 'seed', 'precision', 'layout')}
 
 # %% ../nbs/80_job_plan.ipynb #00063d7f
@@ -86,13 +87,8 @@ class JobConfig:
 
 # %% ../nbs/80_job_plan.ipynb #d032998d
 def _check_job(config):
-    for name, low in _LOWEST.items():
-        if (value := getattr(config, name)) is not None and not low <= value < math.inf:
-            raise InputError(f'{name} is {value}, expected at least {low}')
-    layouts = tuple(n for n, label in LAYOUT_LABELS.items() if label != 'changes training')
-    for name, values in (('strategy', tuple(STRATEGIES)), ('layout', layouts), ('metric', METRICS)):
-        if (value := getattr(config, name)) not in values:
-            raise InputError(f'{name} is {value!r}, expected one of {values}')
+    choices = dict(strategy=tuple(STRATEGIES), layout=LAYOUTS, metric=METRICS)
+    for message in field_errors(config, _LOWEST, choices, typed=False): raise InputError(message)
     if not 0 < config.lr < math.inf: raise InputError(f'lr is {config.lr}, expected more than 0 and finite')
     if not 0 <= config.seed < 2**32: raise InputError(f'seed is {config.seed}, expected 0 to {2**32 - 1}')
     _check_train(config)

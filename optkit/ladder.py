@@ -19,7 +19,7 @@ from .cards import Hardware
 from .timing import compare, Comparison, Variant
 from .records import mfu, quantiles, Record
 from .store import TokenStore
-from .steps import Layout, padded_tokens, real_tokens, steps
+from .steps import padded_tokens, real_tokens, steps
 from .models import check_tokens, settle_config
 from .sizes import training_flops
 from .config import TrainConfig
@@ -40,7 +40,7 @@ BASELINE = dict(precision='fp32', tf32=False, layout='full', fused=False, compil
 
 def plain_step(base: TrainConfig) -> TrainConfig:
     "The config with the settings of the baseline"
-    return replace(base, **BASELINE, max_tokens=None) # of packs, which the baseline has not
+    return replace(base, **BASELINE)
 
 # %% ../nbs/70_ladder.ipynb #77c0333d
 def default_rungs(
@@ -142,7 +142,7 @@ def without_dropout(model):
 def planned_steps(store, rows, config, n):
     "The first `n` optimizer steps of a configuration, over as many epochs as they need"
     planned, epoch = [], 0
-    layout = replace(Layout.from_config(config), table=None) # ladders compare plain sizes
+    layout = replace(config.layout, table=None) # ladders compare plain sizes
     while len(planned) < n:
         epoch += 1
         planned += steps(store, rows, config.effective_batch, layout=layout, seed=config.seed, epoch=epoch)

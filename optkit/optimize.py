@@ -127,7 +127,7 @@ def optimize(
     config, defaults, reasons = plain_step(base), _defaults(base, hw), {}
     if bench:
         fitting = settle(bench).base # smaller micro-batches where a whole step does not fit
-        config = replace(fitting, **asdict(config) | dict(physical_batch=fitting.physical_batch))
+        config = replace(fitting, **config.values() | dict(physical_batch=fitting.layout.rows))
     for changes, claim in candidates:
         with_ = replace(config, **changes)
         result = _measure_candidate(bench, config, with_, changes, budget_s, budget_s / len(candidates))
@@ -138,19 +138,19 @@ def optimize(
         taken, why = _decide(result, records.get(claim, (None, '')), default)
         if taken: config = with_
         reasons |= {name: why for name in changes if taken or name not in reasons}
-    return as_preset(asdict(_with_base(base, config, reasons)), reasons, hw.card)
+    return as_preset(_with_base(base, config, reasons).values(), reasons, hw.card)
 
 # %% ../nbs/76_optimize.ipynb #34ef3961
 def _defaults(base, hw):
     "Fields of `base`, with what the machine takes by itself where nothing is set"
     tf32 = bool(choose_tf32(hw, 'bf16').value) if base.tf32 is None else base.tf32
-    return asdict(base) | dict(precision=base.precision or choose_format(hw).value, tf32=tf32)
+    return base.values() | dict(precision=base.precision or choose_format(hw).value, tf32=tf32)
 
 def _with_base(base, config, reasons):
     "`base` with what was decided in `config`; a smaller micro-batch gets its reason too"
     from optkit.presets import Reason
-    decided = {name: getattr(config, name) for name in {*BASELINE, *reasons, 'physical_batch'}}
-    max_tokens = base.max_tokens if config.layout == 'packed' else None
+    values = config.values()
+    decided = {name: values[name] for name in {*BASELINE, *reasons, 'physical_batch'}}
     if config.physical_batch != base.physical_batch:
         reasons['physical_batch'] = Reason('measured here: a whole step did not fit', 'measured')
-    return replace(base, max_tokens=max_tokens, **decided)
+    return replace(base, **decided)

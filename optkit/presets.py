@@ -7,7 +7,7 @@ __all__ = ['Gain', 'gain_of', 'Preset', 'model_shape', 'memory_estimate', 'rows_
 
 # %% ../nbs/75_presets.ipynb #90cbaf06
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any
 
@@ -117,15 +117,18 @@ class Preset(TrainConfig):
     def replace(self, **changes) -> 'Preset': # `changes` are fields
         "The same with other values; those are `asked for`"
         reasons = self.reasons | dict.fromkeys(changes, Reason('asked for', 'asked for'))
-        return as_preset(asdict(self) | changes, reasons, self.card)
+        return as_preset(self.values() | changes, reasons, self.card)
 
     def to_dict(self) -> dict:
-        return dict(card=self.card, values={k: getattr(self, k) for k in self.reasons},
+        values = self.values()
+        return dict(card=self.card, values={k: values[k] for k in self.reasons},
                     reasons={k: asdict(r) for k, r in self.reasons.items()})
 
 # %% ../nbs/75_presets.ipynb #3bb6a521
 @patch
-def _rows(self: Preset): return [(k, getattr(self, k), r.source, r.reason) for k, r in self.reasons.items()]
+def _rows(self: Preset):
+    values = self.values()
+    return [(k, values[k], r.source, r.reason) for k, r in self.reasons.items()]
 
 @patch
 def __repr__(self: Preset):
@@ -448,6 +451,7 @@ def diff(
 ) -> ConfigDiff:
     "The fields in which two configurations differ"
     plain = lambda value: [*value] if isinstance(value, (list, tuple)) else value # a file of JSON has lists for tuples
-    pairs = ((f.name, getattr(a, f.name), getattr(b, f.name)) for f in fields(TrainConfig))
+    other = b.values()
+    pairs = ((name, value, other[name]) for name, value in a.values().items())
     return ConfigDiff(tuple((name, x, y, name not in ROUNDING_ONLY_FIELDS and name != 'precision')
                             for name, x, y in pairs if plain(x) != plain(y)))

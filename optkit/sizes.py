@@ -70,7 +70,7 @@ class StepProbe(MemoryProbe):
 # %% ../nbs/34_sizes.ipynb #e2d0b001
 class EvaluationProbe(StepProbe):
     "Predicts that many of the longest rows, forward only"
-    def __call__(self, batch):
+    def __call__(self, batch: int): # rows
         peak = super().__call__(batch)
         return peak and peak._replace(activation_bytes=peak.allocated_bytes) # no update that could hide the activations
     def _train(self, batch): self.engine.predict(self.store, self._rows(batch), batch)
@@ -115,9 +115,10 @@ def plan_batch(
     headroom: float = .02, # share of the card's memory that stays free
     limit: int | None = None, # largest size to try; None: 4096 on a GPU, elsewhere `effective`, at most 64
     ranks: Any = None, # whose ranks plan together; None: that of the engine
-    layout: str = 'sorted' # of the training: 'full' pads to the store's `max_length`, the others to the longest row
+    layout: Layout | str = 'sorted' # of the training: 'full' pads to `max_length`, the others to the longest row
 ) -> BatchPlan: # `effective` and `accumulation` are those of a rank
     "Find the physical batch with real steps and leave the engine as it was"
+    layout = getattr(layout, 'name', layout)
     if layout == 'packed':
         raise ValueError("the layout 'packed' has a budget of tokens instead of rows; call plan_tokens")
     share = _share(engine, effective, ranks)
@@ -191,8 +192,18 @@ def fitted(self: Layout,
     effective: int, # rows of an optimizer step, on all ranks
     headroom: float = .02, # share of the card's memory that stays free
     limit: int | None = None # rows to try at most, as for `plan_batch`
-) -> tuple[Layout, list[tuple[str, Choice]], BatchPlan | None]: # with sizes; decisions by name; what was measured
-    "Measure the rows or tokens at once that this layout leaves open; the engine stays as it was"
+) -> tuple[Layout, list[tuple[str, Choice]], BatchPlan | None]: # with sizes; decisions by name; what training took
+    "Measure the sizes that this layout leaves open, and those of evaluation; the engine stays as it was"
+    if choice := engine.own_cut(): return self, [('physical batch', choice)], None
+    layout, decisions, plan = self._fitted(engine, store, effective, headroom, limit)
+    evaluation = plan_evaluation(engine, store, headroom, limit or (512 if engine.device.type == 'cuda' else None))
+    decisions.append(('rows at once in evaluation', Choice(evaluation.physical, f'forward only, {evaluation.reason}')))
+    return replace(layout, eval_rows=evaluation.physical), decisions, plan
+
+# %% ../nbs/34_sizes.ipynb #06514454
+@patch
+def _fitted(self: Layout, engine, store, effective, headroom, limit):
+    "`fitted` for training alone"
     if self.name == 'packed' and self.tokens is None:
         longest = int(store.lengths.max())
         most = 2**18 if engine.device.type == 'cuda' else 4096

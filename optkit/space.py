@@ -9,7 +9,7 @@ __all__ = ['TrainerRunner', 'parse_space', 'default_space', 'ended', 'value_kind
 # %% ../nbs/53_space.ipynb #18860168
 import hashlib, math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import optuna
@@ -58,7 +58,7 @@ class TrainerRunner:
 def fingerprint(self: TrainerRunner) -> dict: # plain values
     "Rows of the folds, labels and tokens, and the configuration without what depends on the card"
     by_card = ('physical_batch', 'eval_batch', 'batch_table')
-    values = asdict(self.trainer.config) | dict(max_tokens=None)
+    values = self.trainer.config.values() | dict(max_tokens=None)
     config = {k: v for k, v in values.items() if k not in by_card}
     folds = (np.asarray(part, dtype=np.int64) for rows in self.folds for part in rows)
     store = self.trainer.store

@@ -8,7 +8,7 @@ __all__ = ['gpu_busy', 'Status', 'status']
 # %% ../nbs/77_status.ipynb #fcab1981
 import math, time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from .packing import Packing
 from .engine import ATTENTIONS
 from .fast import fast_problem
 from .progress import Progress
-from .config import parse_settings, TrainConfig
+from .config import parse_settings, setting_types, TrainConfig
 from .run_folder import read_run
 from .claims import claims
 from .presets import Gain, gain_of, left_table
@@ -193,15 +193,15 @@ def _loader(*switch): # judge of a field of the loader, which is used only where
 # %% ../nbs/77_status.ipynb #366b1e83
 def _sorted(f):
     c = f.config
-    if c.layout == 'packed': return 'on', 'packed: no padding at all'
-    cut = c.physical_batch and c.physical_batch < c.effective_batch
+    if c.layout.name == 'packed': return 'on', 'packed: no padding at all'
+    cut = c.layout.rows and c.layout.rows < c.effective_batch
     note = '' if cut else ('; one micro-batch a step, as here, pads nothing less '
                            '(the figure of a ladder is of steps cut in two)')
-    return _switch(c.layout == 'sorted', f'rows of a step lie in order of length{note}', f'layout {c.layout}')
+    return _switch(c.layout.name == 'sorted', f'rows of a step lie in order of length{note}', f'layout {c.layout.name}')
 
 # %% ../nbs/77_status.ipynb #b33d88f7
 def _packing(f):
-    layout = f.config.layout
+    layout = f.config.layout.name
     return ('n/a', f.packing) if f.packing and layout != 'packed' else _switch(
         layout == 'packed', 'no padding', f'layout {layout}')
 
@@ -418,7 +418,7 @@ def _checklist(facts, records, seconds):
 # %% ../nbs/77_status.ipynb #9149c808
 def _config_of(run):
     "The configuration that a run folder holds; the defaults where it holds none"
-    names = {f.name for f in fields(TrainConfig)}
+    names = setting_types(TrainConfig)
     settings = (run.get('run') or {}).get('settings') or {} # folds have theirs below
     values = run.get('train_config') or (run.get('train') or {}).get('config') or settings.get('config') or {}
     return TrainConfig(**{k: v for k, v in values.items() if k in names})

@@ -8,16 +8,17 @@ __all__ = ['LAYOUT_LABELS', 'LAYOUTS', 'batch_of', 'MicroBatch', 'Step', 'pack',
            'gather']
 
 # %% ../nbs/22_steps.ipynb #de54de69
-import math, operator
+import math, operator, warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
 from fastcore.basics import patch
 
-from .base import Choice, InputError
+from .base import Choice, field_errors, InputError, plain_value
 from .table import ByValue, IGNORED
 from .store import checked_whole, TokenStore
 
@@ -128,40 +129,58 @@ def _by_length(rows, lengths, physical, max_length, table):
     return parts[::-1]
 
 # %% ../nbs/22_steps.ipynb #a9a5a20a
+SIZES = dict(physical_batch='rows', max_tokens='tokens', batch_table='table', eval_batch='eval_rows') # of `Layout`
 _SORTED = 'sorted', 'grouped' # layouts whose rows lie by length within a step
-
-def cut_errors(
-    layout: str, tokens: int | None, table, # as in `Layout`
-    names: tuple[str, str] = ('tokens', 'table') # of the two, for messages
-) -> Iterator[str]:
-    "Why a budget of tokens or a table of rows cannot be, or does not fit the layout"
-    budget, by_length = names
-    is_pair = lambda pair: np.shape(pair) == (2,) and all(isinstance(n, Integral) and n > 0 for n in pair)
-    if table is not None and not (len(table) and all(map(is_pair, table))):
-        yield f'{by_length} is {table!r}, expected pairs of tokens and rows, such as ((128, 64), (512, 16))'
-    if table is not None and layout not in _SORTED:
-        yield f"{by_length} is for the layouts 'sorted' and 'grouped', but layout is {layout!r}; leave it out"
-    if tokens and layout != 'packed':
-        yield f"{budget} is for the layout 'packed', but layout is {layout!r}; leave it out"
+_READ_BY = dict(tokens=('packed',), table=_SORTED) # layouts that read these sizes
+_KNOWN = {field: f'{name} (Layout.{field})' for name, field in SIZES.items()} | dict(name='layout') # for messages
 
 # %% ../nbs/22_steps.ipynb #be8a4516
 @dataclass(frozen=True)
 class Layout:
-    "How the rows of an optimizer step are cut into micro-batches"
+    "How rows are cut into micro-batches"
     name: str = 'sorted' # one of `LAYOUT_LABELS`
     rows: int | None = None # of a micro-batch at most; None: the whole step
     tokens: int | None = None # of a pack at most, where rows are packed; None: `pack_budget` of `rows`
     table: tuple[tuple[int, int], ...] | None = None # (tokens, rows), where rows are sorted: at once up to that length
+    eval_rows: int = 64 # at once in evaluation
 
     def __post_init__(self):
-        if self.name not in LAYOUT_LABELS:
-            raise ValueError(f'layout {self.name!r} is unknown, expected one of {tuple(LAYOUT_LABELS)}')
-        for name in ('rows', 'tokens'):
-            value = getattr(self, name)
-            if value is not None: object.__setattr__(self, name, checked_whole(name, value, 1))
-        if message := next(cut_errors(self.name, self.tokens, self.table), None): raise ValueError(message)
-        pairs = None if self.table is None else tuple(tuple(map(int, pair)) for pair in self.table)
-        object.__setattr__(self, 'table', pairs)
+        for f in fields(self): object.__setattr__(self, f.name, plain_value(getattr(self, f.name)))
+        if message := next(self._errors(), None): raise ValueError(message)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str): # what `TrainConfig.layout` was in earlier versions
+            warnings.warn('a layout is no text any more; compare its name', DeprecationWarning, stacklevel=2)
+            return self.name == other
+        return type(other) is Layout and asdict(self) == asdict(other)
+
+# %% ../nbs/22_steps.ipynb #6fd5e9b1
+@patch
+def _errors(self: Layout):
+    yield from field_errors(self, dict(rows=1, tokens=1, eval_rows=1), dict(name=tuple(LAYOUT_LABELS)), _KNOWN)
+    is_pair = lambda pair: np.shape(pair) == (2,) and all(isinstance(n, Integral) and n > 0 for n in pair)
+    if self.table is not None and not (self.table and all(map(is_pair, self.table))):
+        yield f'{_KNOWN["table"]} is {self.table!r}, expected pairs of tokens and rows, such as ((128, 64), (512, 16))'
+    for field, kinds in _READ_BY.items():
+        if getattr(self, field) is not None and self.name not in kinds:
+            layouts = ' or '.join(map(repr, kinds))
+            yield f'{_KNOWN[field]} is for the layout {layouts}, not for {self.name!r}; leave it out'
+
+# %% ../nbs/22_steps.ipynb #721594e6
+@patch
+def named(self: Layout,
+    name: str # one of `LAYOUT_LABELS`
+) -> Layout:
+    "The layout of that name, with the sizes that it reads"
+    return replace(self, name=name, **{field: None for field, kinds in _READ_BY.items() if name not in kinds})
+
+@patch
+def resized(self: Layout,
+    **sizes # `rows`, `tokens`, `table`, `eval_rows`
+) -> Layout:
+    "With other sizes; a table goes where rows become fewer"
+    fewer = sizes.get('rows') and sizes['rows'] < (self.rows or math.inf)
+    return replace(self, **(dict(table=None) if fewer else {}) | sizes)
 
 # %% ../nbs/22_steps.ipynb #b759210f
 @patch
@@ -202,6 +221,15 @@ def halved(self: Layout,
     half = physical // 2
     return Choice(replace(self, rows=half), f'{why}: micro-batches of {half} instead of {physical} rows')
 
+# %% ../nbs/22_steps.ipynb #e1440723
+@patch
+def halved_evaluation(self: Layout,
+    why: str # what the device said
+) -> Choice: # a layout with half the rows in evaluation
+    "Fewer rows at once in evaluation. Raises `MemoryError` when there is nothing left to halve."
+    half = Layout(rows=self.eval_rows).halved(why, 0)
+    return Choice(replace(self, eval_rows=half.value.rows), half.reason)
+
 # %% ../nbs/22_steps.ipynb #feae61da
 @patch
 def within(self: Layout,
@@ -222,30 +250,22 @@ def sized(self: Layout,
     if self.name != 'packed' or self.tokens: return self
     return replace(self, tokens=pack_budget(self.rows or rows, max_length))
 
-# %% ../nbs/22_steps.ipynb #22b4bd42
-@patch(cls_method=True)
-def from_config(cls: Layout,
-    config: object # a `TrainConfig`: `physical_batch` and others are its names
-) -> Layout:
-    "The layout that a configuration asks for"
-    return cls(config.layout, config.physical_batch, config.max_tokens, config.batch_table)
-
 # %% ../nbs/22_steps.ipynb #27df2eea
-def layout_of(name, physical=None, max_tokens=None, table=None) -> Layout:
-    "The layout of separate values, as earlier versions had them; values that it does not read are checked and dropped"
-    if physical is not None: physical = checked_whole('physical', physical, 1)
-    if max_tokens is not None: max_tokens = checked_whole('max_tokens', max_tokens, 1)
-    return Layout(name, physical, max_tokens if name == 'packed' else None, table or None if name in _SORTED else None)
+def layout_of(
+    name: str, physical: int | None = None, max_tokens: int | None = None, table: tuple | None = None
+) -> Layout:
+    "The layout of separate values, as earlier versions had them; those that it does not read are dropped"
+    return Layout(name, physical, max_tokens if name == 'packed' else None, table if name in _SORTED else None)
 
 # %% ../nbs/22_steps.ipynb #01d137b7
 def micro_batches(
     rows: np.ndarray, lengths: np.ndarray, # row numbers; tokens of every row of the store
     physical: int, layout: str, max_length: int, # rows of a micro-batch; name of a layout; tokens
-    max_tokens: int | None = None, # of a pack; None: `pack_budget`
-    table: dict[int, int] | None = None # width: rows
-) -> list[MicroBatch]:
+    *sizes # tokens of a pack, and the table, of `layout_of`
+) -> list[MicroBatch]: # of `Layout.cut`
     "`Layout.cut` with separate values, as earlier versions had it"
-    return layout_of(layout, physical, max_tokens, table).cut(rows, lengths, max_length)
+    warnings.warn('micro_batches is now Layout.cut', DeprecationWarning, stacklevel=2)
+    return layout_of(layout, physical, *sizes).cut(rows, lengths, max_length)
 
 # %% ../nbs/22_steps.ipynb #775d96d6
 def sample_order(
@@ -292,7 +312,7 @@ def rank_share(
 # %% ../nbs/22_steps.ipynb #49961b7e
 def row_numbers(
     store: TokenStore | None, # that the rows are of; None: any
-    rows, # a list of row numbers
+    rows: Any, # a list of row numbers
     what: str = 'rows' # for messages
 ) -> np.ndarray:
     "Row numbers as an array. Raises `InputError`."
@@ -306,7 +326,7 @@ def row_numbers(
     return rows
 
 # %% ../nbs/22_steps.ipynb #47d174ad
-def is_cut(step) -> bool:
+def is_cut(step: Any) -> bool:
     "Whether a step is given as micro-batches, and not as row numbers"
     return isinstance(step, list) and all(hasattr(m, 'rows') for m in step)
 
@@ -347,12 +367,11 @@ def steps(
     seed: int = 0, epoch: int = 0, # each pair has its own order
     rank: int = 0, ranks: int = 1, # this process, and how many share each step
     first_step: int = 0, # steps of the epoch that are done already
-    physical: int | None = None, max_tokens: int | None = None, # of a layout given by name; or use `Layout`
-    table: dict[int, int] | None = None # likewise, width: rows
+    **earlier # sizes of a layout given by name, as earlier versions had them
 ) -> Iterator[Step]: # one list of micro-batches an optimizer step
     "The optimizer steps of one epoch, with the samples of a plain loop. Wrong settings raise `ValueError` at once."
-    if isinstance(layout, str): layout = layout_of(layout, physical, max_tokens, table)
-    elif (physical, max_tokens, table) != (None,) * 3: layout = layout_of(layout.name, physical, max_tokens, table)
+    if earlier: warnings.warn('steps: give the sizes as layout=Layout(...)', DeprecationWarning, stacklevel=2)
+    if earlier or isinstance(layout, str): layout = layout_of(getattr(layout, 'name', layout), **earlier)
     plan = step_rows(store, rows, effective, seed=seed, epoch=epoch, first_step=first_step,
                      grouped=layout.name == 'grouped')
     layout = layout.sized(max(1, min(effective, len(rows))), store.max_length)
@@ -396,19 +415,14 @@ class Batch(ByValue):
     rows: np.ndarray # row numbers, [batch]
     width: int # as in `MicroBatch`
     offsets: np.ndarray | None = None # as in `MicroBatch`
-    tokens, pad_to = MicroBatch.tokens, MicroBatch.pad_to
+    tokens, pad_to = MicroBatch.tokens, MicroBatch.pad_to # as of `MicroBatch`
 
     def _each(self, change):
         tensor = lambda v: change(v) if isinstance(v, torch.Tensor) else v
         return replace(self, inputs={k: tensor(v) for k, v in self.inputs.items()}, labels=change(self.labels))
-    def pin_memory(self,
-        device: object = None # ignored; the loader of torch gives it
-    ):
-        return self._each(lambda t: t.pin_memory()) # the loader of torch calls this
-    def to(self,
-        device: str | torch.device, # such as 'cuda'
-        non_blocking: bool = False # return before the copy is made
-    ):
+    def pin_memory(self, device: str | None = None) -> 'Batch': # the loader of torch calls this
+        return self._each(lambda t: t.pin_memory())
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> 'Batch': # as of a tensor
         return self._each(lambda t: t.to(device, non_blocking=non_blocking))
 
 # %% ../nbs/22_steps.ipynb #c6831ba5

@@ -36,22 +36,28 @@ def pack(lengths: np.ndarray, max_tokens: int) -> list[list[int]]:
     """Few even packs: each row goes to the emptiest, the longest first; where that overflows, to the first with room"""
 def pack_budget(physical: int, max_length: int) -> int:
     """A budget whose tokens, and whose square table of attention scores, are no more than those of a padded micro-batch"""
-def cut_errors(layout: str, tokens: int | None, table, names: tuple[str, str]=...) -> Iterator[str]:
-    """Why a budget of tokens or a table of rows cannot be, or does not fit the layout"""
+SIZES: Any
 @dataclass(frozen=True)
 class Layout:
-    """How the rows of an optimizer step are cut into micro-batches"""
+    """How rows are cut into micro-batches"""
     name: str = ...
     rows: int | None = ...
     tokens: int | None = ...
     table: tuple[tuple[int, int], ...] | None = ...
+    eval_rows: int = ...
 
     def call(self, engine: Engine, store: TokenStore, tokens: int=0):
         """How the engine's model is called. Packs are tried out at the first call and whenever one is longer than before.
 Raises `InputError` for a model that is not packed rightly."""
 
     def fitted(self, engine: Engine, store: TokenStore, effective: int, headroom: float=0.02, limit: int | None=None) -> tuple[Layout, list[tuple[str, Choice]], BatchPlan | None]:
-        """Measure the rows or tokens at once that this layout leaves open; the engine stays as it was"""
+        """Measure the sizes that this layout leaves open, and those of evaluation; the engine stays as it was"""
+
+    def named(self, name: str) -> Layout:
+        """The layout of that name, with the sizes that it reads"""
+
+    def resized(self, **sizes) -> Layout:
+        """With other sizes; a table goes where rows become fewer"""
 
     def cut(self, rows: np.ndarray, lengths: np.ndarray, max_length: int) -> list[MicroBatch]:
         """Even micro-batches, or by the table as many rows as each length lets through"""
@@ -59,18 +65,17 @@ Raises `InputError` for a model that is not packed rightly."""
     def halved(self, why: str, longest: int, whole: int=1) -> Choice:
         """The same optimizer step in more micro-batches. Raises `MemoryError` when there is nothing left to halve."""
 
+    def halved_evaluation(self, why: str) -> Choice:
+        """Fewer rows at once in evaluation. Raises `MemoryError` when there is nothing left to halve."""
+
     def within(self, fitted: 'Layout | None') -> Layout:
         """This layout, no larger than one that fitted"""
 
     def sized(self, rows: int, max_length: int) -> Layout:
         """With the tokens of a pack filled in, so that a short last step of an epoch is packed like the others"""
-
-    @classmethod
-    def from_config(cls, config: object) -> Layout:
-        """The layout that a configuration asks for"""
-def layout_of(name, physical=None, max_tokens=None, table=None) -> Layout:
-    """The layout of separate values, as earlier versions had them; values that it does not read are checked and dropped"""
-def micro_batches(rows: np.ndarray, lengths: np.ndarray, physical: int, layout: str, max_length: int, max_tokens: int | None=None, table: dict[int, int] | None=None) -> list[MicroBatch]:
+def layout_of(name: str, physical: int | None=None, max_tokens: int | None=None, table: tuple | None=None) -> Layout:
+    """The layout of separate values, as earlier versions had them; those that it does not read are dropped"""
+def micro_batches(rows: np.ndarray, lengths: np.ndarray, physical: int, layout: str, max_length: int, *sizes) -> list[MicroBatch]:
     """`Layout.cut` with separate values, as earlier versions had it"""
 def sample_order(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """The order of a plain seeded random sampler"""
@@ -78,15 +83,15 @@ def grouped_order(rows: np.ndarray, lengths: np.ndarray, effective: int, seed: i
     """The order of Hugging Face's `group_by_length`: stretches of up to 50 steps, each sorted from long to short"""
 def rank_share(rows: np.ndarray, lengths: np.ndarray, layout: str, rank: int, ranks: int) -> np.ndarray:
     """Rows that one of several processes computes: a row more or less; where order is free, long and short ones alike"""
-def row_numbers(store: TokenStore | None, rows, what: str='rows') -> np.ndarray:
+def row_numbers(store: TokenStore | None, rows: Any, what: str='rows') -> np.ndarray:
     """Row numbers as an array. Raises `InputError`."""
-def is_cut(step) -> bool:
+def is_cut(step: Any) -> bool:
     """Whether a step is given as micro-batches, and not as row numbers"""
 def step_of(store: TokenStore, rows: np.ndarray, layout: Layout, rank: int=0, ranks: int=1) -> Step:
     """One optimizer step, cut into micro-batches"""
 def step_rows(store: TokenStore, rows: np.ndarray, effective: int, *, seed: int=0, epoch: int=0, first_step: int=0, grouped: bool=False) -> Iterator[np.ndarray]:
     """The rows of each optimizer step of one epoch. Raises `ValueError` at once for settings that cannot be."""
-def steps(store: TokenStore, rows: np.ndarray, effective: int, *, layout: Layout | str=..., seed: int=0, epoch: int=0, rank: int=0, ranks: int=1, first_step: int=0, physical: int | None=None, max_tokens: int | None=None, table: dict[int, int] | None=None) -> Iterator[Step]:
+def steps(store: TokenStore, rows: np.ndarray, effective: int, *, layout: Layout | str=..., seed: int=0, epoch: int=0, rank: int=0, ranks: int=1, first_step: int=0, **earlier) -> Iterator[Step]:
     """The optimizer steps of one epoch, with the samples of a plain loop. Wrong settings raise `ValueError` at once."""
 def padded_tokens(step: list[MicroBatch]) -> int:
     """Tokens that go through the model, padding included"""
@@ -106,8 +111,8 @@ class Batch(ByValue):
     tokens: ClassVar[Any]
     pad_to: ClassVar[Any]
 
-    def pin_memory(self, device: object=None): ...
+    def pin_memory(self, device: str | None=None) -> 'Batch': ...
 
-    def to(self, device: str | torch.device, non_blocking: bool=False): ...
+    def to(self, device: torch.device | str, non_blocking: bool=False) -> 'Batch': ...
 def gather(store: TokenStore, micro: MicroBatch) -> Batch:
     """The inputs and labels of a micro-batch"""

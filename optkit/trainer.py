@@ -6,7 +6,7 @@
 __all__ = ['log', 'ROUNDING_ONLY_FIELDS', 'ENGINE_FIELDS', 'FitResult', 'Trainer', 'with_rows', 'trial_config', 'fold_runner']
 
 # %% ../nbs/46_trainer.ipynb #26d87c24
-import copy, json, logging, math, os, time
+import copy, json, logging, math, os, time, warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from html import escape
@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from .base import Choice, error_line, InputError, moved, write_json
 from .store import to_device, TokenStore
-from .steps import Layout, step_rows, steps
+from .steps import SIZES, step_rows, steps
 from .loader import choose_workers, gather_seconds, Loader
 from .augment import augmented
 from .batch_finder import planned_updates
@@ -33,7 +33,7 @@ from .checkpoint import (
     check_same, latest_checkpoint, mend, model_digest, random_state, read_checkpoint, rows_digest, save_checkpoint,
     save_model, set_random_state)
 from .progress import BackgroundRun, Meter
-from .config import Hyperparameters, lr_factor, TrainConfig
+from .config import Hyperparameters, lr_factor, setting_types, TrainConfig
 from .build import balanced_weights, check_run, plan_sizes
 from .recovery import Broken, Epoch, faster_workers, RunState, snapshot, SpikeWatch, steadier, until_it_fits
 
@@ -145,9 +145,9 @@ def _begin(self: Trainer, train):
     "Reset the engine; where the run stands: at its start"
     c, self.train = self.config, train
     self.per_epoch = planned_updates(len(train), c.effective_batch, 1)
-    self.position = RunState(c.epochs * self.per_epoch, eval_batch=c.eval_batch, watch=SpikeWatch(c.spike))
-    self._set_layout(Layout.from_config(c))
-    fitted = self.engine.fitted.get((c.layout, self.store.max_length))
+    self.position = RunState(c.epochs * self.per_epoch, watch=SpikeWatch(c.spike))
+    self._set_layout(c.layout)
+    fitted = self.engine.fitted.get((c.layout.name, self.store.max_length))
     if c.shrink: self.engine.layout = self.engine.layout.within(fitted)
     self.flops, self.total, self.began, self.look_at = self._flops(), self.position.total, time.time(), 0.
     self.stopping, self.pending, self.good = False, [], None
@@ -193,8 +193,8 @@ def _step(self: Trainer, step, store):
 @patch
 def _halve(self: Trainer, rows, why):
     choice = self.engine.halve(self.store, rows, why, int(self.store.lengths[self.train].max()))
-    if choice.value.name == 'packed': self.decide('tokens of a pack', Choice(choice.value.tokens, choice.reason))
-    else: self.decide('physical batch', Choice((choice.value.rows, None), choice.reason))
+    what, size = ('tokens of a pack', 'tokens') if choice.value.name == 'packed' else ('physical batch', 'rows')
+    self.decide(what, Choice(getattr(choice.value, size), choice.reason))
 
 # %% ../nbs/46_trainer.ipynb #6d414db2
 @patch
@@ -252,7 +252,7 @@ def _remember(self: Trainer):
 @patch
 def _not_finite(self: Trainer, rows):
     "Rows whose outputs are not numbers under the weights as they are"
-    outputs = self.engine.predict(self.store, rows, min(self.position.eval_batch, 16))
+    outputs = self.engine.predict(self.store, rows, min(self.engine.layout.eval_rows, 16))
     bad = (~torch.isfinite(outputs).all(-1)).cpu().numpy()
     return np.repeat(rows, self.store.targets[rows] if self.store.targets is not None else 1)[bad][:8].tolist()
 
@@ -338,7 +338,7 @@ def _train_epoch(self: Trainer, rows):
     return p.loss_sum / max(p.weight_sum, 1e-30)
 
 # %% ../nbs/46_trainer.ipynb #c9ea229b
-ROUNDING_ONLY_FIELDS = {f.name for f in fields(TrainConfig)} - {f.name for f in fields(Hyperparameters)} - {
+ROUNDING_ONLY_FIELDS = setting_types(TrainConfig).keys() - {f.name for f in fields(Hyperparameters)} - {
     'precision', 'optimizer', 'weights', 'fp8'} | {'recover', 'spike'} # a resumed run may have others
 
 # %% ../nbs/46_trainer.ipynb #9b09d6bd
@@ -388,9 +388,7 @@ def _resume(self: Trainer, tensors, about):
     set_random_state(tensors, self.engine.device)
     fresh, before, config = self.position, about['config'], json.loads(self.config.to_json())
     self.position = p = RunState.from_dict(about['position'], before['layout'])
-    if all(before.get(k) == config[k] for k in ('layout', 'physical_batch', 'max_tokens', 'batch_table')):
-        self._set_layout(p.layout)
-    if before.get('eval_batch') != config['eval_batch']: p.eval_batch = fresh.eval_batch
+    if all(before.get(k) == config[k] for k in ('layout', *SIZES)): self._set_layout(p.layout)
     p.watch.factor = fresh.watch.factor
     log.info('resumed at step %s of %s', p.done, self.total)
 
@@ -400,13 +398,13 @@ def predict(self: Trainer,
     rows: np.ndarray # row numbers
 ) -> torch.Tensor: # in host memory or on the device
     "Outputs of rows, fewer at once where they do not fit"
-    p = self.position
+    engine = self.engine
     def shrink(why):
-        choice = Layout(rows=p.eval_batch).halved(why, 0)
-        p.eval_batch = choice.value.rows
-        self.decide('rows at once in evaluation', Choice((p.eval_batch, None), choice.reason))
-    work = lambda: self.engine.predict(self.store, rows, p.eval_batch, self.config.eval_on_device)
-    return until_it_fits(work, shrink if self.config.shrink else None, self.engine.device)
+        choice = engine.layout.halved_evaluation(why)
+        engine.layout = choice.value
+        self.decide('rows at once in evaluation', Choice(choice.value.eval_rows, choice.reason))
+    work = lambda: engine.predict(self.store, rows, engine.layout.eval_rows, self.config.eval_on_device)
+    return until_it_fits(work, shrink if self.config.shrink else None, engine.device)
 
 # %% ../nbs/46_trainer.ipynb #ae5ac783
 @patch
@@ -519,7 +517,7 @@ def _take_up(self: Trainer, saved):
 # %% ../nbs/46_trainer.ipynb #a92d377d
 @patch
 def _write_config(self: Trainer):
-    write_json(self.folder / 'train_config.json', asdict(self.config))
+    write_json(self.folder / 'train_config.json', self.config.values())
     (self.folder / 'progress.jsonl').unlink(missing_ok=True) # of a run before, without a checkpoint
     if getattr(self.config, 'reasons', None): # a preset
         write_json(self.folder / 'preset.json', self.config.to_dict())
@@ -597,7 +595,7 @@ def _write(self: Trainer, result):
     "The model and the record of a finished run"
     save_model(self.engine.model, self.folder / 'model', self.tokenizer, self.max_length)
     write_json(self.folder / 'train.json', dict(
-        config=asdict(self.config), history=[asdict(e) for e in result.history], best_epoch=result.best_epoch,
+        config=self.config.values(), history=[asdict(e) for e in result.history], best_epoch=result.best_epoch,
         stopped_early=result.stopped_early, seconds=result.seconds, metric=self.config.metric,
         decisions=self.position.decisions))
 
@@ -636,22 +634,22 @@ ENGINE_FIELDS = { # what only `make_engine` reads
 def with_rows(
     config: TrainConfig, changes: dict # fields
 ) -> TrainConfig:
-    "The configuration with these changes; a physical batch that became smaller holds for rows of any length"
-    smaller = changes.get('physical_batch') and changes['physical_batch'] < (config.physical_batch or math.inf)
-    return replace(config, **{**(dict(batch_table=None) if smaller else {}), **changes})
+    "`dataclasses.replace`, which earlier versions did not use for sizes"
+    warnings.warn('with_rows is now dataclasses.replace', DeprecationWarning, stacklevel=2)
+    return replace(config, **changes)
 
 # %% ../nbs/46_trainer.ipynb #1a8b41a3
 def trial_config(
     config: TrainConfig, params: dict # of a trial
 ) -> TrainConfig:
     "The configuration with a trial's values. Raises `InputError` for those that it cannot have."
-    names = {f.name for f in fields(TrainConfig)} - ENGINE_FIELDS
+    names = setting_types(TrainConfig).keys() - ENGINE_FIELDS
     if fixed := set(params) & ENGINE_FIELDS:
         raise InputError(f'{sorted(fixed)} belong to the engine, which is built once for the study; '
                          'a search may not vary them')
     if unknown := set(params) - names:
         raise InputError(f'TrainConfig has no {sorted(unknown)}; a search may vary {sorted(names)}')
-    try: return with_rows(replace(config, recover=False), params)
+    try: return replace(config, **params, recover=False)
     except ValueError as exc: raise InputError(f'parameters {params}: {exc}') from None
 
 # %% ../nbs/46_trainer.ipynb #c3bfad8a

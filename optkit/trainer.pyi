@@ -93,7 +93,7 @@ Raises `FloatingPointError` for a loss that is not a number."""
 ROUNDING_ONLY_FIELDS: Any
 ENGINE_FIELDS: set
 def with_rows(config: TrainConfig, changes: dict) -> TrainConfig:
-    """The configuration with these changes; a physical batch that became smaller holds for rows of any length"""
+    """`dataclasses.replace`, which earlier versions did not use for sizes"""
 def trial_config(config: TrainConfig, params: dict) -> TrainConfig:
     """The configuration with a trial's values. Raises `InputError` for those that it cannot have."""
 def fold_runner(engine: Engine, store: TokenStore, folds: list[tuple[np.ndarray, np.ndarray]], config: TrainConfig, on_step: Callable[[int, int], None] | None=None, custom: Callable[[np.ndarray, np.ndarray], float] | None=None) -> Callable[[dict, int], Iterator[float]]:

@@ -298,7 +298,8 @@ def same_sides(
     b: TrainConfig # the other
 ) -> str: # '': they differ
     "Why two configurations are one and the same on this workload"
-    differ, effects = sorted(f for f, v in vars(a).items() if vars(b)[f] != v), _effects(bench)
+    other, effects = b.values(), _effects(bench)
+    differ = sorted(f for f, v in a.values().items() if other[f] != v)
     if not differ: return 'both sides have the same settings'
     if not effects.keys() >= {*differ} or any(effects[f][0](a) != effects[f][0](b) for f in differ): return ''
     return '; '.join(dict.fromkeys(effects[f][1] for f in differ))
@@ -379,7 +380,7 @@ def _round(step, count):
 
 def _slowest_step(bench, configs):
     "Seconds of a step of the slowest configuration, about"
-    slow = any(c.layout == 'full' or bench.cuda and c.precision == 'fp32' for c in configs.values())
+    slow = any(c.layout.name == 'full' or bench.cuda and c.precision == 'fp32' for c in configs.values())
     seconds = bench.step_s if slow else bench.on_s or bench.step_s
     return seconds * max(c.effective_batch for c in configs.values()) / bench.effective
 

@@ -13,7 +13,7 @@ from optkit.batch_finder import (
     exchange_nothing, find_batch_table, find_max_tokens, MemoryProbe, merge_rank_probes, Peak, planned_updates, preserved)
 from optkit.table import Table, table_from
 from optkit.store import tokenise, word_tokenizer
-from optkit.steps import LAYOUT_LABELS, steps
+from optkit.steps import Layout, LAYOUT_LABELS, steps
 from optkit.models import example_model
 from optkit.engine import Engine
 from optkit.sizes import EvaluationProbe, PackProbe, plan_batch, plan_evaluation, plan_table, plan_tokens, StepProbe
@@ -455,7 +455,7 @@ def test_no_step_of_training_is_larger_than_what_was_probed(layout, longest):  #
     seen = []
     real, engine.model.forward = engine.model.forward, lambda input_ids, **k: (seen.append(input_ids.shape[1]), real(input_ids=input_ids, **k))[1]
     plan = plan_batch(engine, store, 8, layout=layout)
-    trained = [m for s in steps(store, np.arange(41), 8, layout=layout, physical=plan.physical) for m in s]
+    trained = [m for s in steps(store, np.arange(41), 8, layout=Layout(layout, plan.physical)) for m in s]
     assert max(len(m.rows) for m in trained) <= plan.physical and max(m.pad_to for m in trained) == max(seen) == plan.longest
     with pytest.raises(ValueError, match='plan_tokens'): plan_batch(engine, store, 8, layout='packed')
 
@@ -469,7 +469,7 @@ def test_no_pack_of_training_is_larger_than_what_was_probed(lengths, effective, 
     probed = PackProbe(PROBED, store, None, effective)._micro(tokens)
     laid = lambda micro: max(len(m.rows) * int(store.lengths[m.rows].max()) for m in micro)
     assert all(m.offsets[-1] <= m.pad_to == tokens and max(store.lengths[m.rows]) <= max(lengths) for m in probed)
-    trained = [m for s in steps(store, np.arange(len(lengths)), effective, seed=seed, layout='packed', max_tokens=tokens) for m in s]
+    trained = [m for s in steps(store, np.arange(len(lengths)), effective, seed=seed, layout=Layout('packed', tokens=tokens)) for m in s]
     assert max(m.pad_to for m in trained) <= tokens and laid(trained) <= laid(probed)
 
 
@@ -504,7 +504,7 @@ def test_nothing_stays_allocated_and_three_real_steps_fit(monkeypatch, quick):  
     assert abs(live_bytes() - before) < 1000, (before, live_bytes())
     assert plan.physical == 8 and plan.accumulation == 2  # 9 x 96 + 500 tokens fit, 14 x 96 alone would
     longest = np.flatnonzero(store.lengths == 96)
-    for _ in range(3): assert math.isfinite(engine.step(store, next(steps(store, np.resize(longest, 16), 16, physical=plan.physical))).item())
+    for _ in range(3): assert math.isfinite(engine.step(store, next(steps(store, np.resize(longest, 16), 16, layout=Layout(rows=plan.physical)))).item())
 
 
 @pytest.mark.parametrize('precision', [FP32, FP16], ids=['fp32', 'fp16'])
@@ -565,10 +565,10 @@ def test_exact_to_the_row_when_asked(quick):
 @pytest.mark.parametrize('rows, effective, epochs, updates', [(1000, 128, 3, 24), (128, 128, 1, 1), (129, 128, 1, 2), (7, 128, 5, 5)])
 def test_updates_do_not_depend_on_the_physical_batch(rows, effective, epochs, updates):
     from optkit.store import example_table, tokenise, word_tokenizer
-    from optkit.steps import steps
+    from optkit.steps import Layout, steps
     store = tokenise(example_table(rows), word_tokenizer(), 32, progress=False)
     assert planned_updates(rows, effective, epochs) == updates
-    for physical in (3, effective): assert sum(1 for e in range(epochs) for _ in steps(store, np.arange(rows), effective, epoch=e, physical=physical)) == updates
+    for physical in (3, effective): assert sum(1 for e in range(epochs) for _ in steps(store, np.arange(rows), effective, epoch=e, layout=Layout(rows=physical))) == updates
 
 
 def test_the_worst_rank_decides():
@@ -626,7 +626,7 @@ if kind == 'ddp':
 if kind == 'engine':
     import numpy as np
     from optkit.store import example_table, tokenise, word_tokenizer
-    from optkit.steps import steps
+    from optkit.steps import Layout, steps
     from optkit.engine import Engine
     from optkit.models import example_model
     from optkit.sizes import plan_batch, plan_evaluation, plan_table, plan_tokens
@@ -644,7 +644,7 @@ if kind == 'engine':
     updates, engine._update, engine.model.forward = [], update, short
     say('engine', lambda: (lambda p: (p.physical, p.accumulation, p.effective))(plan_batch(engine, store, 32)))
     say('others', lambda: ({n: p.physical for n, p in plan_table(engine, store, (64,), 32).items()}, plan_evaluation(engine, store, limit=16).physical, plan_tokens(engine, store, limit=2048).max_tokens))
-    say('trained', lambda: [round(engine.step(store, step).item(), 6) for step in steps(store, np.arange(64), 32, physical=8, rank=rank, ranks=2)])
+    say('trained', lambda: [round(engine.step(store, step).item(), 6) for step in steps(store, np.arange(64), 32, layout=Layout(rows=8), rank=rank, ranks=2)])
 if kind == 'exchange':
     def step(n):
         limited(n, 8)
@@ -956,7 +956,7 @@ def test_tokens_of_a_pack_are_found_with_real_packs():
     plan = plan_tokens(engine, store, limit=700, effective=8)
     assert plan.max_tokens == 640 and all(m.offsets is not None and m.offsets[-1] <= m.pad_to and m.offsets[1] == 100 for m in seen)
     assert max(m.pad_to for m in seen) == 640 and same({k: v for k, v in before.items()}, snapshot(engine))
-    for micro in steps(store, np.arange(21), 8, layout='packed', max_tokens=plan.max_tokens): step(store, micro)
+    for micro in steps(store, np.arange(21), 8, layout=Layout('packed', tokens=plan.max_tokens)): step(store, micro)
 
 
 @given(base=st.integers(1, 10 * 2**30), row=st.integers(2**20, 2**30), update=st.integers(0, 5 * 2**30), sizes=st.lists(st.integers(1, 500), min_size=1, max_size=4, unique=True), batch=st.integers(1, 2000))

@@ -722,7 +722,7 @@ def test_optimize_from_records_and_defaults(store):
     assert 'a.json' in found.reasons['precision'].reason and found.reasons['precision'].source == 'record' and 'a.json' in repr(found) and found.card == 'h100'
     plain = optimize(example_model(), store, CPU, base, budget=0, records={})
     packs = optimize(example_model(), store, CPU, TrainConfig(effective_batch=8, layout='packed', max_tokens=64), budget=0, records={})
-    assert packs.layout == 'packed' and packs.max_tokens == 64 or packs.max_tokens is None  # the plain step that it begins with has no packs
+    assert packs.layout.name == 'packed' and packs.max_tokens == 64 or packs.max_tokens is None  # the plain step that it begins with has no packs
     assert (plain.fused, plain.zero_grad_none, plain.layout, plain.compile) == (True, True, 'sorted', None) and {r.source for r in plain.reasons.values()} == {'default'}
 
 

@@ -80,7 +80,7 @@ def test_any_field_by_name_and_a_preset(folder, tmp_path, capsys):
     words = on_data('train', folder, out, '--preset', 'auto', '--epochs', '2', 'precision=fp32', 'layout=padded', 'betas=0.8,0.99', 'effective_batch=8')
     assert main(words) == 0
     config = TrainConfig.from_json((out / 'train_config.json').read_text())
-    assert (config.epochs, config.layout, config.betas, config.effective_batch, config.precision) == (2, 'padded', (.8, .99), 8, 'fp32')
+    assert (config.epochs, config.layout.name, config.betas, config.effective_batch, config.precision) == (2, 'padded', (.8, .99), 8, 'fp32')
     preset = read_json(out / 'preset.json')
     assert {d['what'] for d in read_json(out / 'decisions.json')} >= {'precision', 'TF32', 'attention', 'preset, layout'}
     assert preset['reasons']['layout']['source'] == 'asked for' and preset['reasons']['checkpointing']['source'] != 'asked for'

@@ -18,7 +18,7 @@ from optkit.table import GAPS, IGNORED, missing_rows, parse_labels, read_frame, 
 from optkit.store import (
     choose_device, example_table, load_store, save_store, store_key, to_device, tokenise, TokenStore, word_tokenizer)
 from optkit.steps import (
-    batch_of, gather, grouped_order, LAYOUT_LABELS, LAYOUTS, micro_batches, MicroBatch, pack, pack_budget,
+    batch_of, gather, grouped_order, LAYOUT_LABELS, LAYOUTS, Layout, layout_of, MicroBatch, pack, pack_budget,
     packed_of, padded_tokens, real_tokens, sample_order, steps)
 from optkit.loader import batches, choose_workers, gather_seconds, Loader
 
@@ -875,7 +875,7 @@ def test_each_sample_once_an_epoch_in_the_step_of_a_plain_loop(lengths, effectiv
     max_tokens = data.draw(st.one_of(st.none(), st.integers(max(lengths), 2000)))
     store = store_of(lengths, max_length)
     rows = np.array(sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))))
-    plan = list(steps(store, rows, effective, seed=seed, epoch=epoch, layout=layout, physical=physical, max_tokens=max_tokens))
+    plan = list(steps(store, rows, effective, seed=seed, epoch=epoch, layout=layout_of(layout, physical, max_tokens)))
     assert sorted(int(r) for s in plan for m in s for r in m.rows) == rows.tolist()
     plain = plain_steps(rows.tolist(), effective, seed, epoch)
     physical = physical or min(effective, len(rows))
@@ -883,7 +883,7 @@ def test_each_sample_once_an_epoch_in_the_step_of_a_plain_loop(lengths, effectiv
     assert [padded_tokens(s) for s in plan] == [sum(m.pad_to if layout == 'packed' else len(m.rows) * m.pad_to for m in s) for s in plan]
     assert all(padded_tokens(s) >= real_tokens(store, s) == sum(lengths[r] for m in s for r in m.rows) for s in plan)
     k = data.draw(st.integers(0, len(plan) + 1))
-    later = steps(store, rows, effective, seed=seed, epoch=epoch, layout=layout, physical=physical, max_tokens=max_tokens, first_step=k)
+    later = steps(store, rows, effective, seed=seed, epoch=epoch, layout=layout_of(layout, physical, max_tokens), first_step=k)
     assert [[m.rows.tolist() for m in s] for s in later] == [[m.rows.tolist() for m in s] for s in plan[k:]], 'the epoch goes on where it stopped'
 
 
@@ -891,8 +891,8 @@ def test_each_sample_once_an_epoch_in_the_step_of_a_plain_loop(lengths, effectiv
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=80), st.integers(1, 40), st.integers(1, 9), st.sampled_from(list(LAYOUT_LABELS)), st.integers(1, 50))
 def test_ranks_together_hold_exactly_the_step(lengths, effective, ranks, layout, physical):
     store, rows = store_of(lengths, 300), np.arange(len(lengths))
-    whole = list(steps(store, rows, effective, seed=3, epoch=1, layout=layout, physical=physical))
-    shares = [list(steps(store, rows, effective, seed=3, epoch=1, layout=layout, physical=physical, rank=r, ranks=ranks)) for r in range(ranks)]
+    whole = list(steps(store, rows, effective, seed=3, epoch=1, layout=Layout(layout, physical)))
+    shares = [list(steps(store, rows, effective, seed=3, epoch=1, layout=Layout(layout, physical), rank=r, ranks=ranks)) for r in range(ranks)]
     assert {len(s) for s in shares} == {len(whole)}
     for step, *parts in zip(whole, *shares):
         held = [[int(r) for m in part for r in m.rows] for part in parts]
@@ -908,14 +908,16 @@ def test_a_rank_that_is_none_is_refused(rank, ranks):
     with pytest.raises(ValueError, match='expected 0 to'): next(steps(store_of([5] * 8), np.arange(8), 4, rank=rank, ranks=ranks))
 
 
-@pytest.mark.parametrize('wrong, said', [(dict(effective=0), 'effective 0: expected a whole number, at least 1'), (dict(effective=-4), 'effective -4'), (dict(effective=2.), 'effective 2.0'), (dict(physical=0), 'physical 0'),
-    (dict(physical=-2), 'physical -2'), (dict(max_tokens=0), 'max_tokens 0'), (dict(max_tokens=0, layout='packed'), 'max_tokens 0'), (dict(first_step=-1), 'first_step -1: expected a whole number, at least 0'),
+@pytest.mark.parametrize('wrong, said', [(dict(effective=0), 'effective 0: expected a whole number, at least 1'), (dict(effective=-4), 'effective -4'), (dict(effective=2.), 'effective 2.0'), (dict(layout=dict(rows=0)), 'rows. is 0, expected at least 1'),
+    (dict(layout=dict(rows=-2)), 'is -2'), (dict(layout=dict(rows=2.)), 'is 2.0, expected a whole number or none'), (dict(layout=dict(name='packed', tokens=0)), 'max_tokens .Layout.tokens. is 0'), (dict(first_step=-1), 'first_step -1: expected a whole number, at least 0'),
     (dict(layout='random'), 'expected one of'), (dict(rank=2, ranks=2), 'expected 0 to 1'), (dict(rows=np.arange(8) < 3), r'1 dimensions of bool; for a mask pass np.flatnonzero\(mask\)'), (dict(rows=[True, False]), 'of bool'),
     (dict(rows=np.array([-1, 3])), 'expected numbers from 0 to 7, found -1 to 3'), (dict(rows=[5, 8]), 'found 5 to 8'), (dict(rows=np.arange(8.)), 'of float64'), (dict(rows=np.arange(8)[None]), '2 dimensions')],
     ids=lambda v: str(v)[:30] if isinstance(v, dict) else '')
 def test_settings_that_cannot_be_are_refused_at_once(wrong, said):
     "Before the first step is asked for: a loop over no steps would train nothing and say nothing"
-    with pytest.raises(ValueError, match=said): steps(store_of([5] * 8), **dict(rows=np.arange(8), effective=4) | wrong)
+    with pytest.raises(ValueError, match=said):
+        if isinstance(wrong.get('layout'), dict): Layout(**wrong['layout'])
+        steps(store_of([5] * 8), **dict(rows=np.arange(8), effective=4) | wrong)
 
 
 def test_rows_may_be_any_whole_numbers():
@@ -923,8 +925,6 @@ def test_rows_may_be_any_whole_numbers():
     want = [s.rows.tolist() for s in steps(store, np.arange(1, 8), 3)]
     for rows in (list(range(1, 8)), range(1, 8), torch.arange(1, 8), np.arange(1, 8, dtype=np.uint8)): assert [s.rows.tolist() for s in steps(store, rows, np.int64(3))] == want
     for layout in LAYOUT_LABELS: assert list(steps(store, [], 3, layout=layout)) == []
-    for wrong in (dict(physical=0), dict(max_tokens=0)):
-        with pytest.raises(ValueError, match='expected a whole number'): micro_batches(np.arange(8), store.lengths, **dict(physical=4, layout='packed', max_length=64) | wrong)
 
 
 def test_ranks_get_like_amounts_of_work_where_the_order_is_free():
@@ -946,14 +946,14 @@ def test_packs_keep_to_the_budget_and_are_few(lengths, budget):
 
 
 def test_a_row_longer_than_the_budget_is_refused():
-    with pytest.raises(InputError, match='a row of 40 tokens is longer than the budget of 39; raise max_tokens'): list(steps(store_of([5, 40, 6]), np.arange(3), 3, layout='packed', max_tokens=39))
+    with pytest.raises(InputError, match='a row of 40 tokens is longer than the budget of 39; raise max_tokens'): list(steps(store_of([5, 40, 6]), np.arange(3), 3, layout=Layout('packed', tokens=39)))
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=30), st.data(), st.booleans(), st.sampled_from(['classification', 'causal']))
 def test_packed_of_is_the_rows_end_to_end(lengths, data, types, task):
     store = store_of(lengths, types=types, task=task)
-    step = next(steps(store, np.array(data.draw(st.permutations(range(len(lengths))))), 30, layout='packed', max_tokens=data.draw(st.integers(64, 300))))
+    step = next(steps(store, np.array(data.draw(st.permutations(range(len(lengths))))), 30, layout=Layout('packed', tokens=data.draw(st.integers(64, 300)))))
     flat, start = store.tokens.tolist(), [sum(lengths[:r]) for r in range(len(lengths))]
     for m in step:
         inputs, labels = packed_of(store, m)
@@ -1002,9 +1002,9 @@ def test_orders_differ_by_seed_and_epoch_and_repeat():
 
 def test_sorting_saves_padding_and_an_unknown_layout_is_refused():
     store = store_of(np.clip(np.random.default_rng(0).lognormal(3, .7, 256), 4, 64).astype(int))
-    spent = {l: sum(map(padded_tokens, steps(store, np.arange(256), 32, layout=l, physical=8))) for l in LAYOUTS}
+    spent = {l: sum(map(padded_tokens, steps(store, np.arange(256), 32, layout=Layout(l, 8)))) for l in LAYOUTS}
     assert spent['full'] == 256 * 64 > spent['padded'] > spent['sorted'] > store.lengths.sum() and spent['sorted'] > spent['packed'] >= store.lengths.sum()
-    with pytest.raises(ValueError, match="'random' is unknown, expected one of"): next(steps(store, np.arange(8), 4, layout='random'))
+    with pytest.raises(ValueError, match="layout is 'random', expected one of"): next(steps(store, np.arange(8), 4, layout='random'))
 
 
 def test_the_made_up_table_can_be_learnt_and_is_repeatable():
@@ -1040,7 +1040,7 @@ def test_the_loader_gives_each_step_of_each_epoch(start, workers, persistent):  
     mine = Mine(**{n: getattr(store, n) for n in TokenStore.__dataclass_fields__})
     loader = Loader(mine, workers=workers, start=start, persistent=persistent)
     for epoch in range(3):
-        plan = list(steps(store, np.arange(50), 16, epoch=epoch, layout=('packed', 'sorted', 'padded')[epoch], physical=5))
+        plan = list(steps(store, np.arange(50), 16, epoch=epoch, layout=Layout(('packed', 'sorted', 'padded')[epoch], 5)))
         assert content(loader(plan)) == expected(store, plan) and loader.workers == workers and not loader.reason
     loader.close()
     assert content(batches(mine, plan, 'cpu', workers=workers, start=start)) == expected(store, plan)
@@ -1225,7 +1225,7 @@ def test_as_many_workers_as_are_needed(batch, step, usable):
 def test_the_seconds_to_gather_are_measured(monkeypatch):
     store = store_of([5] * 40)
     monkeypatch.setattr(loader_module, 'gather', lambda *args: time.sleep(.01))
-    assert .02 <= gather_seconds(store, steps(store, np.arange(40), 8, physical=4)) < .05
+    assert .02 <= gather_seconds(store, steps(store, np.arange(40), 8, layout=Layout(rows=4))) < .05
     with pytest.raises(ValueError, match='there is no step to time'): gather_seconds(store, [])
     for batch, step in ((math.nan, 1.), (.1, 0.), (.1, -1.), (-.1, 1.), (.1, math.nan), (math.inf, 1.)):
         with pytest.raises(ValueError, match='expected measured times, that of a step above 0'): choose_workers(batch, step, 4)

@@ -14,7 +14,7 @@ from optkit import engine as engine_module
 from optkit.base import InputError
 from optkit.table import Table
 from optkit.store import example_table, tokenise, word_tokenizer
-from optkit.steps import batch_of, LAYOUTS, MicroBatch, steps
+from optkit.steps import batch_of, Layout, LAYOUTS, MicroBatch, steps
 from optkit.models import (
     check_weights, demo_model_folder, DEMO_SHA256, example_model, load_model, load_tokenizer, model_length,
     model_source, seeded)
@@ -78,7 +78,7 @@ def ours(store, layout, physical, effective, n, spy=None, **kwargs):
         if not first: first.extend(p.grad.clone() for p in engine.model.parameters())
         return real(*a, **k)
     engine.optimizer.step = step
-    plan = list(steps(store, np.arange(len(store)), effective, seed=5, epoch=2, layout=layout, physical=physical))[:n]
+    plan = list(steps(store, np.arange(len(store)), effective, seed=5, epoch=2, layout=Layout(layout, physical)))[:n]
     losses = [engine.step(store, spy(m) if spy else m).item() for m in plan]
     return losses, first, [p.detach() for p in engine.model.parameters()]
 
@@ -232,7 +232,7 @@ def test_a_reset_reruns_bit_for_bit_in_the_same_storage(store, precision, dropou
     engine, runs, places = engine_with(dropout, precision), [], []
     for lr, seed in ((1e-3, 1), (1e-2, 2), (1e-3, 1)):
         engine.reset(lr=lr, weight_decay=lr, label_smoothing=lr, seed=seed)
-        losses = [engine.step(store, m).item() for m in steps(store, np.arange(60), 16, physical=5)]
+        losses = [engine.step(store, m).item() for m in steps(store, np.arange(60), 16, layout=Layout(rows=5))]
         runs.append((losses, [p.detach().clone() for p in engine.model.parameters()], engine.predict(store, np.arange(60))))
         places.append(addresses(engine))
         engine.keep_best()
@@ -241,7 +241,7 @@ def test_a_reset_reruns_bit_for_bit_in_the_same_storage(store, precision, dropou
     assert places[0] == places[1] == places[2] and places[0][1]
     fresh = engine_with(dropout, precision)
     fresh.reset(lr=1e-3, weight_decay=1e-3, label_smoothing=1e-3, seed=1)
-    assert [fresh.step(store, m).item() for m in steps(store, np.arange(60), 16, physical=5)] == runs[0][0]
+    assert [fresh.step(store, m).item() for m in steps(store, np.arange(60), 16, layout=Layout(rows=5))] == runs[0][0]
 
 
 def test_a_reset_that_forgets_the_optimizer_would_be_seen(store):
@@ -330,7 +330,7 @@ def no_look_at_masks(monkeypatch): monkeypatch.setattr('transformers.masking_uti
 
 def test_a_step_sees_the_host_once(store, monkeypatch, no_look_at_masks):
     "No `.item()` and no copy to the host inside a step; one that is planted is seen"
-    engine, plan = engine_with(), list(steps(store, np.arange(60), 16, physical=5))
+    engine, plan = engine_with(), list(steps(store, np.arange(60), 16, layout=Layout(rows=5)))
     engine.step(store, plan[0])
     def refuse(*args, **kwargs): raise AssertionError('a wait for the device')
     monkeypatch.setattr(packing_module, 'batch_of', lambda *a: (monkeypatch.setattr(torch.Tensor, 'cpu', refuse), batch_of(*a))[1])
@@ -557,7 +557,7 @@ def test_gradient_checkpointing_changes_no_gradient(store, kind, attention, drop
         real = engine.optimizer.step
         engine.optimizer.step = lambda *a, **k: (grads.extend(p.grad.clone() for p in engine.model.parameters()), real(*a, **k))
         engine.reset(lr=1e-3, seed=7)
-        losses = [engine.step(store, m).item() for m, _ in zip(steps(store, np.arange(60), 16, layout=layout, physical=5), range(2))]
+        losses = [engine.step(store, m).item() for m, _ in zip(steps(store, np.arange(60), 16, layout=Layout(layout, 5)), range(2))]
         runs.append((losses, grads))
     assert runs[0][0] == runs[2][0] == pytest.approx(runs[1][0], abs=1e-6)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(runs[0][1], runs[1][1])) and len(runs[0][1]) > 40
@@ -627,7 +627,7 @@ def test_making_the_state_changes_no_weight_and_later_steps_allocate_none(store)
 
 def test_a_step_can_be_undone_until_the_update(store, monkeypatch):
     for precision in (FP32, FP16):
-        engine, plan = engine_with(precision=precision), list(steps(store, np.arange(60), 16, physical=5))
+        engine, plan = engine_with(precision=precision), list(steps(store, np.arange(60), 16, layout=Layout(rows=5)))
         engine.reset(); engine.step(store, plan[0])
         want = engine.step(store, plan[1]).item()
         engine.reset(); engine.step(store, plan[0])
@@ -650,7 +650,7 @@ def test_a_step_can_be_undone_until_the_update(store, monkeypatch):
 
 @pytest.mark.parametrize('precision', [FP32, FP16], ids=['fp32', 'fp16'])
 def test_a_state_that_is_loaded_goes_on_as_the_original(store, precision):
-    plan = list(steps(store, np.arange(60), 16, physical=5))
+    plan = list(steps(store, np.arange(60), 16, layout=Layout(rows=5)))
     a, b = engine_with(precision=precision, ema=.9), engine_with(precision=precision, ema=.9)
     for e in (a, b): e.reset(lr=1e-3)
     for m in plan[:2]: a.step(store, m)

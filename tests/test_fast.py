@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from optkit.base import InputError
 from optkit.table import Table
 from optkit.store import tokenise, word_tokenizer
-from optkit.steps import LAYOUTS, steps
+from optkit.steps import Layout, LAYOUTS, steps
 from optkit.store import with_labels
 from optkit.models import example_model
 from optkit.engine import Engine
@@ -41,7 +41,7 @@ def made_up(rows=37, seed=0, longest=60):
 STORE = made_up()
 def losses(engine, store=STORE, effective=8, epochs=1, lr=3e-3, layout='sorted', physical=4, **values):
     engine.reset(lr=lr, **values)
-    return [engine.step(store, micro).item() for e in range(epochs) for micro in steps(store, np.arange(len(store)), effective, seed=1, epoch=e, layout=layout, physical=physical)]
+    return [engine.step(store, micro).item() for e in range(epochs) for micro in steps(store, np.arange(len(store)), effective, seed=1, epoch=e, layout=Layout(layout, physical))]
 
 
 def same_weights(a, b, rtol=2e-3, atol=2e-4):
@@ -435,7 +435,7 @@ def test_every_task_in_every_layout_of_the_plain_path(family, head, task, layout
     from test_layouts import LENGTHS, model_of, store_of
     store = store_of(LENGTHS * 2, task)
     plain, fast = (kind(model_of(family, head, labels=1 if task == 'regression' else 3), FP32) for kind in (Engine, Fast))
-    cut_up = lambda engine: (engine.reset(lr=1e-3), [engine.step(store, m).item() for m in steps(store, np.arange(24), 10, seed=1, epoch=0, layout=layout, physical=4, max_tokens=70)])[1]
+    cut_up = lambda engine: (engine.reset(lr=1e-3), [engine.step(store, m).item() for m in steps(store, np.arange(24), 10, seed=1, epoch=0, layout=Layout(layout, 4, 70 if layout == 'packed' else None))])[1]
     a, b = cut_up(plain), cut_up(fast)
     assert len(a) == 3 and a[0] != a[-1] and not fast.reason
     np.testing.assert_allclose(a, b, rtol=5e-5)
@@ -452,7 +452,7 @@ def test_a_step_waits_for_nothing(name, values, monkeypatch):
     if torch.cuda.is_available(): pytest.skip('replays are not dispatched: see the next test')
     fast = Fast(model_of(name), FP32, at_once=4)
     losses(fast, **values)
-    plan, built = list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=4)), len(fast.built)
+    plan, built = list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout=Layout(rows=4))), len(fast.built)
     for change in ('_ignore_bidirectional_mask_sdpa', '_ignore_causal_mask_sdpa'): monkeypatch.setattr(f'transformers.masking_utils.{change}', lambda *a, **k: False)  # transformers asks whether all of a mask is 1, unless it is captured
     with NoWait(): found = [fast.step(STORE, micro) for micro in plan]
     assert len(fast.built) == built and all(f.ndim == 0 and not f.requires_grad for f in found)
@@ -465,7 +465,7 @@ def test_a_step_waits_for_nothing(name, values, monkeypatch):
 def test_a_captured_step_waits_for_nothing():
     fast = Fast(model_of('deberta'), FP32, at_once=4)
     losses(fast)
-    plan = list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=4))
+    plan = list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout=Layout(rows=4)))
     torch.cuda.set_sync_debug_mode('error')
     try: [fast.step(STORE, micro) for micro in plan]
     finally: torch.cuda.set_sync_debug_mode('default')
@@ -519,7 +519,7 @@ def test_dropout_differs_between_steps_and_rows_of_replays():
     for dropout, different in ((.3, True), (0., False)):
         engine = Fast(example_model(dropout=dropout), FP32)
         engine.reset(lr=0.)
-        micro = next(iter(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=8)))
+        micro = next(iter(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout=Layout(rows=8))))
         found = {engine.step(STORE, micro).item() for _ in range(3)}
         assert (len(found) == 3) == different, found
 
@@ -600,7 +600,7 @@ print(json.dumps([losses(kind(example_model(), FP32), epochs=2, seed=3) for kind
 def test_train_and_evaluate_alternate():
     engine, other = Fast(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
     engine.reset(lr=1e-3), other.reset(lr=1e-3)
-    plan = list(steps(STORE, np.arange(len(STORE)), 8, seed=0, epoch=0, layout='sorted', physical=4))
+    plan = list(steps(STORE, np.arange(len(STORE)), 8, seed=0, epoch=0, layout=Layout(rows=4)))
     for micro in plan:
         a = engine.step(STORE, micro)
         engine.predict(STORE, np.arange(9))
@@ -643,7 +643,7 @@ def test_shapes_are_those_of_full_steps():
     assert rows(24) == {24} and rows(8) == {8} and rows(90) == {len(STORE)}
     assert engine.full == 8 and sorted(n for _, n in engine.known) == [8, 24, 32, 37]
     engine.reset(rows=16)
-    engine.step(STORE, next(iter(steps(STORE, np.arange(5), 8, seed=1, epoch=0, layout='sorted', physical=4))))
+    engine.step(STORE, next(iter(steps(STORE, np.arange(5), 8, seed=1, epoch=0, layout=Layout(rows=4)))))
     assert engine.full == 16 and {k[0].rows for k in engine.built if k[0] in engine.shapes_for(STORE, 16)} == {16}
 
 
@@ -716,7 +716,7 @@ def addresses(engine):
 def test_what_graphs_hold_stays_where_it_is(tmp_path):
     "Over steps, resets, values, plain steps, a failed step, a state that is loaded and one that is put back"
     engine = Fast(example_model(dropout=0.), FP32, ema=.9)
-    before, micro = addresses(engine), next(iter(steps(STORE, np.arange(len(STORE)), 8, seed=1, layout='sorted', physical=4)))
+    before, micro = addresses(engine), next(iter(steps(STORE, np.arange(len(STORE)), 8, seed=1, layout=Layout(rows=4))))
     def same(): return addresses(engine) == before # their values are those of the last step, which the next writes over
     assert same() and all(len(engine.optimizer.state[p]) == 3 for p, _ in engine.gradients)
     losses(engine, lr=1e-2, weight_decay=.5, max_grad_norm=.01, betas=(.5, .6)), engine.set_lr(1e-4)
@@ -750,7 +750,7 @@ class Replayed:
 def test_the_update_is_captured_again_when_a_number_in_it_changes(monkeypatch):
     "Not for a rate, which is a tensor; also for a state that was loaded, whose tensors are others"
     if torch.cuda.is_available(): pytest.skip('captures are made up here')
-    fast, plain, micro = Fast(example_model(dropout=0.), FP32), Engine(example_model(dropout=0.), FP32), next(iter(steps(STORE, np.arange(len(STORE)), 8, seed=1, layout='sorted', physical=4)))
+    fast, plain, micro = Fast(example_model(dropout=0.), FP32), Engine(example_model(dropout=0.), FP32), next(iter(steps(STORE, np.arange(len(STORE)), 8, seed=1, layout=Layout(rows=4))))
     losses(fast)  # shapes run through Python
     card = Replayed(fast, monkeypatch)
     fast._update_graph = card
@@ -784,7 +784,7 @@ def test_gradients_that_are_not_finite_do_what_they_do_in_the_plain_engine(bad, 
         engine.reset(lr=1e-3, max_grad_norm=most)
         bias = engine.model.classifier.out_proj.bias if hasattr(engine.model.classifier, 'out_proj') else engine.model.classifier.bias
         hook = bias.register_hook(lambda grad: grad * torch.tensor([bad, 1.], device=grad.device))
-        engine.step(STORE, list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=4))[0])
+        engine.step(STORE, list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout=Layout(rows=4)))[0])
         hook.remove()
     for p, q in zip(plain.model.parameters(), fast.model.parameters()): torch.testing.assert_close(p, q, equal_nan=True, rtol=2e-3, atol=2e-4)
     assert any(p.isnan().any() for p in fast.model.parameters())
@@ -794,7 +794,7 @@ def test_gradients_that_are_not_finite_do_what_they_do_in_the_plain_engine(bad, 
 def test_a_state_with_one_count_of_steps_for_a_group_goes_on():
     "As earlier versions kept it, whose arrays held all weights of a group: the same names and shapes"
     saved, loaded = (Fast(example_model(dropout=0.), FP32) for _ in range(2))
-    plan = list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=4))
+    plan = list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout=Layout(rows=4)))
     saved.reset(lr=3e-3), loaded.reset(lr=3e-3)
     for micro in plan[:3]: saved.step(STORE, micro)
     state = {k: v.clone() for k, v in saved.state().items()}
@@ -809,7 +809,7 @@ def test_a_state_with_one_count_of_steps_for_a_group_goes_on():
 def test_a_loaded_optimizer_goes_on_as_the_one_that_was_saved(kind):
     "torch's own door, with moments, count of updates and rate, also from the plain engine; what was there before is gone"
     saved, loaded = kind(example_model(dropout=0.), FP32), Fast(example_model(dropout=0.), FP32)
-    plan = list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=4))
+    plan = list(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout=Layout(rows=4)))
     losses(loaded, lr=1e-2)
     saved.reset(lr=3e-3)
     for micro in plan[:3]: saved.step(STORE, micro)
@@ -1179,7 +1179,7 @@ def test_another_call_of_the_same_model_has_rows_of_its_own(name, other):
     model = model_of(name)
     fast, short = Fast(model, FP32), replace(STORE, max_length=61)
     fast.reset(lr=0.)
-    micro = next(iter(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout='sorted', physical=4)))
+    micro = next(iter(steps(STORE, np.arange(len(STORE)), 8, seed=1, epoch=0, layout=Layout(rows=4))))
     expected = fast.step(STORE, micro).item()
     second = Fast(model, FP32) if other == 'engine' else fast
     second.reset(lr=0.)

@@ -42,7 +42,7 @@ from optkit.cli import main
 from optkit.base import InputError
 from optkit.table import GAPS, IGNORED, parse_labels, read_frame, read_table, table_from
 from optkit.store import example_table, tokenise, word_tokenizer
-from optkit.steps import batch_of, LAYOUTS, MicroBatch, steps
+from optkit.steps import batch_of, Layout, LAYOUTS, MicroBatch, steps
 from optkit.store import with_labels
 from optkit.models import check_tokens, example_model, load_model, load_tokenizer, model_length, settle_config
 from optkit.engine import Engine
@@ -84,7 +84,7 @@ def losses_of(engine, store, epochs=2, drop=True):
     "Losses of steps of 16 rows, in micro-batches of 4, the last step shorter and in one piece"
     engine.reset(lr=3e-3)
     return [engine.step(store, step).item() for epoch in range(epochs)
-            for step in steps(store, np.arange(34 if drop else 32), 16, epoch=epoch, physical=4)]
+            for step in steps(store, np.arange(34 if drop else 32), 16, epoch=epoch, layout=Layout(rows=4))]
 
 
 class Overwriting(torch.autograd.Function):
@@ -1876,7 +1876,7 @@ def test_field_biases_and_norms_do_not_decay(model, make, settings):
         grads.append({n: p.grad.clone() for n, p in engine.model.named_parameters() if p.grad is not None})
         update()
     engine._update = seen
-    for rate, micro in zip(rates, steps(store, np.arange(24), 8, physical=3)):
+    for rate, micro in zip(rates, steps(store, np.arange(24), 8, layout=Layout(rows=3))):
         engine.set_lr(rate)
         engine.step(store, micro)
     c = dict(weight_decay=.01, betas=(.9, .999), eps=1e-8, max_grad_norm=1.) | settings

@@ -174,7 +174,7 @@ def test_the_best_few_run_again_on_other_folds(folder, tmp_path, monkeypatch):
 
 def test_sizes_are_measured_for_the_layout(folder, tmp_path, monkeypatch):
     seen, real = {}, trainer_module.fold_runner
-    monkeypatch.setattr(optkit.job, 'fold_runner', lambda engine, store, folds, c: (seen.setdefault(c.layout, c), real(engine, store, folds, c))[1])
+    monkeypatch.setattr(optkit.job, 'fold_runner', lambda engine, store, folds, c: (seen.setdefault(c.layout.name, c), real(engine, store, folds, c))[1])
     for layout in ('sorted', 'packed'):
         run(config(folder, tmp_path / layout, layout=layout, trials=2, epochs=1))
         batch, decisions = read_json(tmp_path / layout / 'batch.json'), {d['what']: d for d in read_json(tmp_path / layout / 'decisions.json')}

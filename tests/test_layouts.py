@@ -13,7 +13,7 @@ from optkit.base import InputError
 from optkit.table import IGNORED, table_from
 from optkit.store import tokenise, TokenStore, word_tokenizer
 from optkit.steps import (
-    Batch, gather, grouped_order, Layout, LAYOUT_LABELS, LAYOUTS, micro_batches, MicroBatch, pack, pack_budget, packed_of,
+    Batch, gather, grouped_order, Layout, LAYOUT_LABELS, layout_of, LAYOUTS, micro_batches, MicroBatch, pack, pack_budget, packed_of,
     rank_share, sample_order, Step, steps)
 from optkit.config import parse_settings, TrainConfig
 from optkit.models import example_model
@@ -106,7 +106,7 @@ def difference(found, want):
 
 def step_of(store, layout, physical=5, max_tokens=70, rows=None, **kwargs):
     rows = np.arange(len(store)) if rows is None else rows
-    return next(steps(store, rows, len(rows), layout=layout, physical=physical, max_tokens=max_tokens, **kwargs))
+    return next(steps(store, rows, len(rows), layout=layout_of(layout, physical, max_tokens), **kwargs))
 
 
 # --- models
@@ -318,7 +318,8 @@ def test_a_layout_cuts_as_before(layout):
             want = [cut_before(share, lengths, size, layout, 64, tokens, table) for share in shares]
             assert [[(m.rows.tolist(), m.width) for m in step] for step in plan] == want
         if physical: # the same by separate values
-            assert micro_batches(rows, lengths, physical, layout, 64, tokens, table) == Layout(layout, physical, tokens, table).cut(rows, lengths, 64)
+            with pytest.warns(DeprecationWarning, match='is now Layout.cut'): cut = micro_batches(rows, lengths, physical, layout, 64, tokens, table)
+            assert cut == Layout(layout, physical, tokens, table).cut(rows, lengths, 64)
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
@@ -341,14 +342,15 @@ def test_a_layout_is_halved_down_to_one_row(layout):
 
 
 def test_a_layout_as_text_and_as_fields():
-    "The fields of a configuration are the text form; contradictions are refused at once"
+    "A configuration takes its sizes as text, by names of their own; contradictions are refused at once"
     config = TrainConfig(**parse_settings(['layout=packed', 'max_tokens=640']))
-    assert Layout.from_config(config) == Layout('packed', tokens=640) and Layout.from_config(TrainConfig()) == Layout()
-    assert Layout(table=[[16, 24], [32, 8]]) == Layout.from_config(TrainConfig(batch_table=((16, 24), (32, 8))))
+    assert config.layout == Layout('packed', tokens=640) and TrainConfig().layout == Layout()
+    assert Layout(table=[[16, 24], [32, 8]]) == TrainConfig(batch_table=((16, 24), (32, 8))).layout
     store = store_of(LENGTHS)
-    assert list(steps(store, np.arange(12), 5, layout='padded', physical=2)) == list(steps(store, np.arange(12), 5, layout=Layout('padded', 2)))
-    for wrong, said in ((dict(name='random'), 'expected one of'), (dict(rows=0), 'rows 0: expected a whole number'), (dict(tokens=64), "tokens is for the layout 'packed'"), (dict(name='packed', tokens=1.5), 'tokens 1.5'),
-                        (dict(name='padded', table=((16, 4),)), 'table is for the layouts'), (dict(table=((16, 0),)), 'pairs of tokens and rows'), (dict(table=()), 'pairs of tokens and rows'), (dict(table=((16, 4, 2),)), 'pairs')):
+    with pytest.warns(DeprecationWarning, match='layout=Layout'): plan = steps(store, np.arange(12), 5, layout='padded', physical=2)
+    assert list(plan) == list(steps(store, np.arange(12), 5, layout=Layout('padded', 2)))
+    for wrong, said in ((dict(name='random'), 'expected one of'), (dict(rows=0), 'physical_batch .Layout.rows. is 0, expected at least 1'), (dict(tokens=64), "tokens. is for the layout 'packed'"), (dict(name='packed', tokens=1.5), 'tokens. is 1.5, expected a whole number'),
+                        (dict(name='padded', table=((16, 4),)), 'table. is for the layout'), (dict(table=((16, 0),)), 'pairs of tokens and rows'), (dict(table=()), 'pairs of tokens and rows'), (dict(table=((16, 4, 2),)), 'pairs')):
         with pytest.raises(ValueError, match=said): Layout(**wrong)
 
 

@@ -1,6 +1,6 @@
 "Checkpoints: resumed runs equal uninterrupted ones bit for bit, kills and full disks leave the last good one, other runs are refused; progress and runs beside the caller"
-import gc, json, multiprocessing, os, random, resource, shutil, signal, time
-from dataclasses import replace
+import gc, json, multiprocessing, os, pickle, random, resource, shutil, signal, time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -275,7 +275,7 @@ def test_labels_and_tokens_outside_the_model_are_refused(store, tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
-@pytest.mark.parametrize('changes, said', [(dict(max_tokens=100), "max_tokens is for the layout 'packed'"), (dict(weights='bf16', precision='fp32'), 'contradict each other'), (dict(weights='bf16', precision=None, adapter='lora'), 'adapters train in fp32'),
+@pytest.mark.parametrize('changes, said', [(dict(max_tokens=100), "max_tokens .Layout.tokens. is for the layout 'packed'"), (dict(weights='bf16', precision='fp32'), 'contradict each other'), (dict(weights='bf16', precision=None, adapter='lora'), 'adapters train in fp32'),
     (dict(fp8=True, adapter='dora'), 'fp8 and adapters'), (dict(optimizer='sgd'), "optimizer is 'sgd'"), (dict(checkpointing='some'), 'checkpointing'), (dict(ema=1.), 'ema is 1'), (dict(betas=(.9, 1.)), 'betas'), (dict(eps=0.), 'eps'),
     (dict(class_weights='even'), "class_weights are 'even'"), (dict(class_weights=(0., 0.)), 'not all 0'), (dict(warmup_steps=-1), 'warmup_steps'), (dict(read_every=0), 'read_every'), (dict(save_every=0), 'save_every'), (dict(adapter='ia3'), 'adapter'),
     (dict(attention='fast'), 'attention'), (dict(spike=1.), 'spike'), (dict(prefetch=0), 'prefetch'), (dict(workers=-1), 'workers'), (dict(keep=0), 'keep'), (dict(precision='int8'), 'precision')], ids=str)
@@ -354,3 +354,40 @@ def test_a_checkpoint_from_before_layouts_is_read():
     assert read('packed', 0, 640, None) == Layout('packed', tokens=640) and read('padded', 0, None, None) == Layout('padded')
     now = RunState(12, layout=Layout('packed', tokens=96))
     assert RunState.from_dict(json.loads(json.dumps(now.to_dict()))) == now
+
+
+# what versions before layouts wrote: the sizes one by one, beside the name of the layout
+OLD_CONFIG = '''{"epochs": 3, "lr": 0.003, "effective_batch": 12, "metric": "loss", "seed": 4, "physical_batch": 6, "eval_batch": 7,
+    "layout": "sorted", "precision": "fp32", "max_tokens": null, "batch_table": [[16, 12], [32, 8]], "save_every": 4}'''
+
+
+def test_a_configuration_of_an_earlier_version_opens():
+    old = TrainConfig.from_json(OLD_CONFIG)
+    assert old.layout == Layout(rows=6, table=((16, 12), (32, 8)), eval_rows=7)
+    assert (old.physical_batch, old.max_tokens, old.batch_table, old.eval_batch) == (6, None, ((16, 12), (32, 8)), 7)
+    assert json.loads(OLD_CONFIG).items() <= json.loads(old.to_json()).items(), 'and is written as it was'
+    assert TrainConfig(**asdict(old)) == TrainConfig(**old.values()) == replace(old) == pickle.loads(pickle.dumps(old)) == old
+    packed = replace(old, layout='packed', max_tokens=640)
+    assert packed.layout == Layout('packed', 6, 640, eval_rows=7), 'a name keeps the sizes that it reads'
+    assert replace(packed, layout=Layout('full')).layout == Layout('full') and replace(packed, lr=1.).layout == packed.layout
+    assert replace(packed, layout='padded', eval_batch=3).layout == Layout('padded', 6, eval_rows=3)
+    with pytest.warns(DeprecationWarning, match='compare its name'): assert old.layout == 'sorted'
+    for wrong in ('grouped', 'random', 3, Layout('grouped')):
+        with pytest.raises(ValueError, match='layout is .*, expected one of'): TrainConfig(layout=wrong)
+    with pytest.raises(TypeError, match='rowz'): TrainConfig(rowz=3)
+
+
+def test_a_run_of_an_earlier_version_goes_on(store, tmp_path):
+    "Its checkpoint held the rows of evaluation beside the layout, and its configuration the sizes one by one"
+    config = replace(BASE, physical_batch=5, eval_batch=9)
+    trainer = trainer_of(store, tmp_path, config, on_step=lambda done, total: done == 6 and trainer.stop())
+    trainer.fit(TRAIN, VALID)
+    about = next(p for p in latest_checkpoint(tmp_path).rglob('*.json') if 'position' in p.read_text())
+    record = json.loads(about.read_text())
+    assert (record['config']['layout'], record['config']['physical_batch']) == ('sorted', 5), 'files hold what they held'
+    layout = record['position']['layout']
+    record['position'] |= dict(layout={k: layout[k] for k in ('name', 'tokens', 'table')} | dict(rows=3), eval_batch=4)
+    about.write_text(json.dumps(record))
+    again = trainer_of(store, tmp_path, config)
+    again.fit(TRAIN, VALID, resume=True)
+    assert again.engine.layout == Layout(rows=3, eval_rows=4), 'what fitted there'

@@ -17,7 +17,7 @@ from optkit.hardware import hardware_with
 from optkit.progress import read_progress
 from optkit.config import TrainConfig
 from optkit.build import make_engine
-from optkit.recovery import faster_workers, smaller_pieces, SpikeWatch, steadier
+from optkit.recovery import faster_workers, SpikeWatch, steadier
 from optkit.trainer import Trainer
 
 torch.set_num_threads(1)
@@ -106,7 +106,7 @@ def test_an_evaluation_that_does_not_fit_takes_fewer_rows(store, monkeypatch):
         return real(engine, s, part, pad_to)
     want = [e.score for e in trainer_of(store).epochs(TRAIN, VALID)]
     monkeypatch.setattr(engine_module, '_outputs', outputs)
-    assert [e.score for e in trainer.epochs(TRAIN, VALID)] == want and max(sizes[2:]) <= 15 and trainer.position.eval_batch == 8
+    assert [e.score for e in trainer.epochs(TRAIN, VALID)] == want and max(sizes[2:]) <= 15 and trainer.engine.layout.eval_rows == 8
     assert [d['what'] for d in trainer.position.decisions] == ['rows at once in evaluation'] * 3
 
 
@@ -303,7 +303,6 @@ def test_a_store_in_host_memory_is_gathered_ahead_and_workers_are_measured(store
 
 def test_decisions_are_pure_and_say_why():
     assert steadier(1e-3, 5000, 'x').value == (.5, 200) and steadier(1e-3, 1, 'x').value == (.5, 1)
-    assert smaller_pieces(7, None, 0, 'x').value == (3, None) and smaller_pieces(4, 1000, 900, 'x').value == (2, 900)
     assert faster_workers({4: 100., 0: 99.}).value == 0 and '4 workers 100 sequences/s' in faster_workers({4: 100., 0: 99.}).reason
 
 

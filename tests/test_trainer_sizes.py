@@ -11,14 +11,14 @@ from optkit import build as build_module
 from optkit.batch_finder import BatchPlan, Probe
 from optkit.base import InputError
 from optkit.store import example_table, tokenise, word_tokenizer
-from optkit.steps import micro_batches, steps
+from optkit.steps import Layout, steps
 from optkit.models import example_model
 from optkit.engine import Engine
 from optkit.hardware import detect, hardware_with
 from optkit.config import TrainConfig
+import optkit.sizes
 from optkit.build import make_engine, plan_sizes
-from optkit.trainer import fold_runner, Trainer, with_rows
-import optkit.build
+from optkit.trainer import fold_runner, Trainer, trial_config, with_rows
 
 torch.set_num_threads(1)
 HERE = hardware_with(None)
@@ -58,18 +58,18 @@ def card(monkeypatch):
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=80), st.integers(1, 20), st.lists(st.tuples(st.integers(1, 64), st.integers(0, 30)), max_size=4))
 def test_a_table_cuts_each_step_into_what_fits_at_its_length(lengths, physical, table):
     lengths, table = np.array(lengths), [(tokens, physical + more) for tokens, more in table]
-    parts = micro_batches(np.arange(len(lengths)), lengths, physical, 'sorted', 64, table=table)
+    parts = Layout('sorted', physical, table=table or None).cut(np.arange(len(lengths)), lengths, 64)
     assert sorted(np.concatenate([m.rows for m in parts])) == list(range(len(lengths))), 'each row once'
     assert len(parts) <= math.ceil(len(lengths) / physical)
     for m in parts: assert len(m.rows) <= next((rows for tokens, rows in sorted(table) if m.pad_to <= tokens), physical) and m.pad_to >= lengths[m.rows].max()
     assert all(a.pad_to <= b.pad_to for a, b in zip(parts, parts[1:]))
-    if not table: assert parts == micro_batches(np.arange(len(lengths)), lengths, physical, 'sorted', 64)
+    if not table: assert parts == Layout('sorted', physical).cut(np.arange(len(lengths)), lengths, 64)
 
 
 def test_steps_have_the_same_samples_with_a_table(store):
-    plain, cut = (list(steps(store, np.arange(96), 24, physical=4, table=t)) for t in (None, ((16, 12),)))
+    plain, cut = (list(steps(store, np.arange(96), 24, layout=Layout(rows=4, table=t))) for t in (None, ((16, 12),)))
     assert [set(a.rows) for a in plain] == [set(b.rows) for b in cut] and sum(map(len, cut)) < sum(map(len, plain))
-    padded = list(steps(store, np.arange(96), 24, layout='padded', physical=4, table=((16, 12),)))
+    padded = list(steps(store, np.arange(96), 24, layout=Layout(rows=4, table=((16, 12),)).named('padded')))
     assert all(len(m.rows) <= 4 for step in padded for m in step), 'only rows in order of their length'
 
 
@@ -112,7 +112,7 @@ def test_what_is_given_is_not_measured(store, monkeypatch):
 
 
 def test_the_fast_engine_sizes_itself(store, monkeypatch):
-    for module, name in ((optkit.sizes, 'plan_batch'), (optkit.build, 'plan_evaluation')): monkeypatch.setattr(module, name, lambda *a, **k: pytest.fail('measured'))
+    for module, name in ((optkit.sizes, 'plan_batch'), (optkit.sizes, 'plan_evaluation')): monkeypatch.setattr(module, name, lambda *a, **k: pytest.fail('measured'))
     config = TrainConfig(fast=True)
     found, decisions, _ = plan_sizes(engine_of(fast=True), store, config)
     assert found == config and 'shapes of its own' in decisions[0][1].reason
@@ -137,7 +137,7 @@ def test_a_table_that_does_not_fit_is_given_up_first(card, store):
     config = TrainConfig(effective_batch=24, epochs=2, physical_batch=8, batch_table=((16, 24), (48, 24)), metric='loss', precision='fp32')
     trainer = Trainer(card, store, config)
     result = trainer.fit(np.arange(72), np.arange(72, 96))
-    assert [(d['what'], d['value']) for d in result.decisions][0] == ('physical batch', '(8, None)') and 'whatever their length' in result.decisions[0]['reason']
+    assert [(d['what'], d['value']) for d in result.decisions][0] == ('physical batch', '8') and 'whatever their length' in result.decisions[0]['reason']
     assert trainer.engine.layout.table is None and result.steps == 6
     again = Trainer(card, store, config).fit(np.arange(72), np.arange(72, 96))
     assert not again.decisions, 'the next run begins without it'
@@ -145,14 +145,16 @@ def test_a_table_that_does_not_fit_is_given_up_first(card, store):
 
 def test_a_trial_with_a_smaller_physical_batch_drops_the_table():
     config = TrainConfig(physical_batch=8, batch_table=((16, 24),))
-    assert with_rows(config, dict(physical_batch=4)).batch_table is None
-    for changes in ({}, dict(physical_batch=8), dict(lr=1e-3)): assert with_rows(config, changes).batch_table == ((16, 24),)
+    for change in (replace, lambda c, **changes: trial_config(c, changes)):
+        assert change(config, physical_batch=4).layout == Layout(rows=4)
+        for changes in ({}, dict(physical_batch=8), dict(lr=1e-3)): assert change(config, **changes).batch_table == ((16, 24),)
+    with pytest.warns(DeprecationWarning, match='dataclasses.replace'): assert with_rows(config, dict(physical_batch=4)).batch_table is None
 
 
 def test_a_table_is_kept_as_json_and_checked():
     config = TrainConfig(batch_table=((16, 24), (32, 8)))
     assert TrainConfig.from_json(config.to_json()) == config and hash(config)
-    for bad, said in ((dict(batch_table=((16, 0),)), 'pairs of tokens and rows'), (dict(batch_table=(16, 24)), 'pairs'), (dict(batch_table=((16, 24),), layout='padded'), 'batch_table is for the layouts'), (dict(batch_table=()), 'pairs')):
+    for bad, said in ((dict(batch_table=((16, 0),)), 'pairs of tokens and rows'), (dict(batch_table=(16, 24)), 'pairs'), (dict(batch_table=((16, 24),), layout='padded'), "batch_table .Layout.table. is for the layout 'sorted' or 'grouped', not for 'padded'"), (dict(batch_table=()), 'pairs')):
         with pytest.raises(ValueError, match=said): TrainConfig(**bad)
 
 
