@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from .base import Choice, first_line, InputError
 from .precision import import_problem
@@ -51,16 +52,19 @@ def _split(tensors, count): # (weight [inputs, outputs], bias, A, B, s) of each 
     "The tensors of each layer, as `AdaptedLinear` takes them"
     return [tensors[5 * k:5 * k + 5] for k in range(count)]
 
+def _own(y):
+    "y, or a copy where what a product gives may not be changed: selective checkpointing would give it out again"
+    watched = not torch.compiler.is_compiling() and _get_current_dispatch_mode_stack()
+    return y.clone() if watched else y
+
 def _output(rows, hidden, weight, bias, up, scale):
     "Of one layer: s (x W^T + hidden B^T) + b"
     weight, up = weight.to(rows.dtype), up.to(rows.dtype)
     if bias is not None: bias = bias.to(rows.dtype)
     y = rows @ weight if bias is None or scale is not None else torch.addmm(bias, rows, weight)
-    y.addmm_(hidden, up.t())
-    if scale is not None:
-        y.mul_(scale)
-        if bias is not None: y.add_(bias)
-    return y
+    y = _own(y).addmm_(hidden, up.t())
+    if scale is not None: y.mul_(scale) # computes in the wider format of both
+    return y if bias is None or scale is None else y.add_(bias)
 
 # %% ../nbs/39_adapters.ipynb #a3f0ce3c
 def _input_gradient(into, grad, weight):
@@ -222,11 +226,12 @@ def _renew_norm(self):
     name = next(iter(self.active_adapters), None)
     if name not in self.lora_magnitude_vector: return
     version = _versions(self, name)
-    if version is not None and version != self.norm_of: _renew(name, [self], [version])
+    if version is None or version == self.norm_of: return
+    with _disable_current_modes(): _renew(name, [self], [version]) # selective checkpointing must not count its products
 
 def _scale(self, name):
     "s of DoRA: magnitude by norm"
-    if torch.compiler.is_compiling(): norm = self.norm if self.kept else _fresh_norm(self, name)
+    if torch.compiler.is_compiling(): norm = _fresh_norm(self, name) if self.norm is None or not self.kept else self.norm
     elif torch.is_inference_mode_enabled(): norm = _fresh_norm(self, name) # what is made inside cannot train
     else:
         self.renew_norm()
@@ -322,22 +327,24 @@ def refresh_norms(
 
 # %% ../nbs/39_adapters.ipynb #8b08af4e
 _KEPT = weakref.WeakSet() # models whose norms are kept
+_HOOKED = {} # what torch calls behind each optimizer step
+
+def _after_step(optimizer, *_):
+    "New norms of the models whose factors an optimizer has changed"
+    stepped = {id(p) for group in optimizer.param_groups for p in group['params']} if len(_KEPT) else ()
+    for model in [*_KEPT]:
+        if any(id(m.lora_B[name].weight) in stepped for m, name in _dora_layers(model)): refresh_norms(model)
 
 def keep_norms(
-    model: torch.nn.Module # under an adapter, on its device
+    model: torch.nn.Module, # under an adapter
+    now: bool = True # compute them; False: `refresh_norms` follows, when the model is on its device
 ):
     "From now on each optimizer step that changes factors of DoRA ends with new norms, and compiled layers read those"
-    refresh_norms(model)
+    if now: refresh_norms(model)
     for layer, _ in _dora_layers(model): layer.kept = True
-    if model in _KEPT or not _dora_layers(model): return
+    if not _dora_layers(model): return
+    if _after_step not in _HOOKED: _HOOKED[_after_step] = register_optimizer_step_post_hook(_after_step)
     _KEPT.add(model)
-    alive = weakref.ref(model)
-    def after(optimizer, *_):
-        model = alive()
-        if model is None: return handle.remove()
-        stepped = {id(p) for group in optimizer.param_groups for p in group['params']}
-        if any(id(m.lora_B[name].weight) in stepped for m, name in _dora_layers(model)): refresh_norms(model)
-    handle = register_optimizer_step_post_hook(after)
 
 # %% ../nbs/39_adapters.ipynb #285223a4
 KINDS = ('lora', 'dora')
@@ -407,7 +414,7 @@ def _check_targets(model, config):
         raise InputError(f'no {kind} adapter for {type(model).__name__}: the targets '
                          f'{targets if isinstance(targets, str) else sorted(targets)!r} match none of its layers; '
                          f'the linear ones are named {names}')
-    low = min(sizes.keys() & matched, key=lambda n: min(sizes[n]), default=None)
+    low = min((n for n in sizes if n in matched), key=lambda n: min(sizes[n]), default=None)
     if low and config.r > min(sizes[low]): raise InputError(
         f'rank is {config.r}, but {low} has {sizes[low][0]} inputs and {sizes[low][1]} outputs; '
         f'take at most {min(sizes[low])}, or name targets without that layer')
