@@ -17,9 +17,9 @@ from optkit.build import make_engine, with_adapter
 from optkit.checkpoint import save_model
 from optkit.config import TrainConfig
 from optkit.engine import set_checkpointing
-from optkit.hardware import hardware_with
+from optkit.hardware import detect, hardware_with
 from optkit.models import example_model
-from optkit.steps import steps
+from optkit.steps import batch_of as padded, steps
 from optkit.store import example_table, tokenise, word_tokenizer
 
 torch.set_num_threads(1)
@@ -397,6 +397,51 @@ def test_a_layer_compiles_as_one_graph_for_all_layers(kind, kept):
     assert counters['stats']['unique_graphs'] == 2, 'of the first layer, whose input needs no gradient, and of the four others'
 
 
+@pytest.mark.parametrize('kind', ['lora', 'dora'])
+def test_a_layer_with_dropout_in_16_bits_compiles_as_one_graph(kind):
+    ours = add_adapter(base_of('gemma', torch.bfloat16), kind, 4, 12., dropout=.3, modules_to_save=('score',))
+    keep_norms(ours)
+    torch._dynamo.reset()
+    layers = ours.base_model.model.model.layers
+    plain = type(layers[0]).forward
+    forward = torch.compile(plain, fullgraph=True, backend='aot_eager')
+    results = []
+    for call in (plain, forward):
+        for layer in layers: layer.forward = call.__get__(layer)
+        torch.manual_seed(4)
+        with torch.autocast('cpu', torch.bfloat16): results.append(gradients(ours, batch_of('gemma')))
+    (want, wanted), (got, found) = results
+    assert differ(got, want) < .03 and wanted.keys() == found.keys() and all(torch.isfinite(g).all() for g in found.values())
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize('kind', ['lora', 'dora'])
+@pytest.mark.parametrize('fast', [False, True])
+def test_an_engine_takes_the_steps_of_a_plain_peft_loop(kind, fast, ema=.5):
+    store, device = store_of(), 'cuda' if torch.cuda.is_available() else 'cpu'
+    c = TrainConfig(adapter=kind, adapter_rank=4, adapter_alpha=8., precision='fp32', tf32=False, seed=2, fast=fast, ema=ema, max_grad_norm=0.)
+    engine = make_engine(example_model(dropout=0.), c, detect())
+    torch.manual_seed(2)
+    plain = peft.get_peft_model(example_model(dropout=0.), settings_of(kind, alpha=8., task='SEQ_CLS')).to(device)
+    layer = next(m for m in engine.model.modules() if hasattr(m, 'lora_A'))
+    for lr in (.02, .01):  # the second run begins anew
+        engine.reset(lr=lr, weight_decay=0.)
+        model = copy.deepcopy(plain)
+        optimizer, losses = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr, weight_decay=0.), []
+        for n in range(4):
+            rows = torch.arange(16).numpy() + 16 * (n % 3)
+            inputs, labels = padded(store, rows, 48)
+            loss = torch.nn.functional.cross_entropy(model(**{k: v.to(device) for k, v in inputs.items()}).logits, labels.to(device))
+            optimizer.zero_grad(); loss.backward()
+            optimizer.step()
+            losses.append((loss.item(), engine.step(store.to(device) if not fast else store, rows).item()))
+        assert [b for _, b in losses] == pytest.approx([a for a, _ in losses], rel=1e-4) and len({a for a, _ in losses}) == 4
+        if kind == 'dora':
+            assert torch.allclose(layer.norm, norm_of(layer), rtol=1e-4)
+            with engine.averaged(): assert torch.allclose(layer.norm, norm_of(layer), rtol=1e-4), 'of the average'
+            assert torch.allclose(layer.norm, norm_of(layer), rtol=1e-4)
+
+
 def test_what_cannot_be_is_refused_and_changes_nothing():
     base = base_of('llama')
     before = [n for n, _ in base.named_parameters()]
@@ -452,7 +497,7 @@ def test_the_trainer_takes_this_computation(kind, tmp_path):
     assert adapter_path(model).value == 'optkit'
     engine, store = make_engine(example_model(), c, hardware_with(None)), store_of()
     layer = next(m for m in engine.model.modules() if hasattr(m, 'lora_A'))
-    assert layer.kept == (kind == 'dora')
+    assert layer.fresh == (kind == 'dora')
     plan = next(steps(store, torch.arange(60).numpy(), 16))
     engine.reset(lr=.05)
     for _ in range(3): engine.step(store, plan)
