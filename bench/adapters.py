@@ -14,13 +14,13 @@ Sides of each kind of adapter (rank 16 on all linear layers, alpha 32, AdamW, cl
     optkit           the loop of `peft` on a model of `add_adapter`: what the computation alone gives
     optkit compiled  the loop of `peft compiled` on a model of `add_adapter`
     optkit fast      the fast engine, as a Trainer takes it
+    optkit compiled apart   as `optkit compiled`, but queries, keys and values (gate and up) each by itself
 
 All sides of a run share the tensors of the base; each has an adapter of the same seed. A side that fails is printed with
 its reason. Peaks are those of a side alone, the base included. The record is bench/results/<shape>-adapters-<card>.json.
 """
 import argparse, contextlib, copy, gc, json, math, sys, tempfile, time, traceback, types
 from dataclasses import asdict
-from functools import partial
 
 import numpy as np
 import torch
@@ -47,7 +47,8 @@ SHAPES = dict(
               lengths=dict(median=20, sigma=.5, shortest=8, longest=48)),
     tinycls=dict(rows=4, steps=4, per_round=4, causal=False, words='a tiny Gemma-3, two labels',
                  lengths=dict(median=20, sigma=.5, shortest=8, longest=48)))
-SIDES = ('optkit fast', 'peft', 'optkit compiled', 'peft compiled', 'optkit', 'peft grouped', 'peft flash')
+SIDES = ('optkit fast', 'peft', 'optkit compiled', 'peft compiled', 'optkit', 'peft grouped', 'peft flash',
+         'optkit compiled apart')
 SEED = 0
 
 
@@ -161,17 +162,18 @@ def make_side(side, kind, base, spec, store, args):
     whole = len({int(n) for n in store.lengths}) == 1
     if side == 'optkit fast':
         c = TrainConfig(adapter=kind, adapter_rank=args.rank, fast=True, seed=SEED, lr=lr, max_grad_norm=1.,
-                        effective_batch=spec['rows'], physical_batch=spec['rows'])
+                        effective_batch=spec['rows'], physical_batch=spec['rows'],
+                        graphs=None if args.graphs or 'w3' not in args.shape else False)
         return Fast(make_engine(twin(base), c, args.hw), store, plan_of(spec, store), lr)
     if side == 'peft flash':
         if problem := import_problem('flash_attn'): raise RuntimeError(f'flash_attn: {problem}')
     model = twin(base)
     if side == 'peft flash': model.set_attn_implementation('flash_attention_2')
-    compiled = side.endswith('compiled')
+    compiled = 'compiled' in side
     if side.startswith('peft'): model = peft_model(model, kind, args.rank)
     else:
         torch.manual_seed(SEED)
-        model = add_adapter(model, kind, args.rank, together=not args.apart)
+        model = add_adapter(model, kind, args.rank, together='apart' not in side)
         keep_norms(model)
     if compiled: compile_layers(model, dynamic=not whole)
     batches = batches_of(spec, store, plan_of(spec, store, side == 'peft grouped'), 64 if compiled and not whole else 8)
@@ -300,7 +302,7 @@ def options():
     parser.add_argument('--budget', type=float, default=60., help='seconds of the comparison of each kind')
     parser.add_argument('--limit', type=float, default=float('inf'), help='seconds of all')
     parser.add_argument('--per-round', type=int, help='steps of a round; default: those of a cycle of batches')
-    parser.add_argument('--apart', action='store_true', help='queries, keys and values each by itself')
+    parser.add_argument('--graphs', action='store_true', help='capture graphs at 8B too: they hold memory beside the peers')
     parser.add_argument('--trace', action='store_true', help='print the traceback of a side that fails')
     parser.add_argument('--out', default='bench/results', help='folder of the record')
     args = parser.parse_args()
