@@ -51,6 +51,8 @@ def _split(tensors, count): # (weight [inputs, outputs], bias, A, B, s) of each 
     "The tensors of each layer, as `AdaptedLinear` takes them"
     return [tensors[5 * k:5 * k + 5] for k in range(count)]
 
+def _joined(tensors, dim=0): return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
+
 def _own(y):
     "y, or a copy where what a product gives may not be changed: selective checkpointing would give it out again"
     watched = not torch.compiler.is_compiling() and _get_current_dispatch_mode_stack()
@@ -74,6 +76,7 @@ def _input_gradient(into, grad, weight):
 def _scale_gradient(grad, y, bias, scale):
     "Of s: the output without bias is s z, so that z is not kept too"
     if bias is not None: y = y - bias.to(y.dtype)
+    if grad.dtype == torch.float16: grad, y = grad.float(), y.float() # a scaled gradient would overflow
     return ((grad * y).sum(0, dtype=scale.dtype) / scale).to(scale.dtype)
 
 def _dropped(x, mask, dropout): return x if mask is None else x * mask * (1 / (1 - dropout))
@@ -85,7 +88,7 @@ class AdaptedLinear(torch.autograd.Function):
     def forward(ctx, x, dropout, factor, count, *tensors): # see `_split`
         parts, rows = _split(tensors, count), x.flatten(0, -2)
         taken, mask = torch.native_dropout(rows, dropout, True) if dropout else (rows, None)
-        hidden = (taken @ torch.cat([part[2] for part in parts]).to(x.dtype).t()) * factor
+        hidden = (taken @ _joined([part[2] for part in parts]).to(x.dtype).t()) * factor
         ys = [_output(rows, h, w, b, up, s) for h, (w, b, _, up, s) in zip(hidden.chunk(count, 1), parts)]
         ys = [y.view(*x.shape[:-1], y.shape[-1]) for y in ys]
         ctx.save_for_backward(x, mask, hidden, *tensors, *[y for y, part in zip(ys, parts) if part[4] is not None])
@@ -105,11 +108,11 @@ def _adapted_backward(ctx, grads):
         grad = grad.flatten(0, -2)
         bias_grad = grad.sum(0).to(b.dtype) if ctx.needs_input_grad[5 + 5 * n] else None
         scale_grad = None if s is None else _scale_gradient(grad, next(outputs).flatten(0, -2), b, s)
-        if s is not None: grad = grad * s.to(grad.dtype)
+        if s is not None: grad = grad.clone().mul_(s) # in the wider format of both
         downs.append(grad @ up.to(grad.dtype))
         if ctx.needs_input_grad[0]: into = _input_gradient(into, grad, w)
         parted.append([None, bias_grad, None, (grad.t() @ h).to(up.dtype), scale_grad])
-    down_grad = torch.cat(downs, 1) * ctx.factor
+    down_grad = _joined(downs, 1) * ctx.factor
     gathered = down_grad.t() @ _dropped(x.flatten(0, -2), mask, ctx.dropout)
     for part, layer, grad in zip(parted, parts, gathered.chunk(ctx.count)): part[2] = grad.to(layer[2].dtype)
     if into is not None: _add_to_input(into, down_grad, parts, mask, ctx.dropout)
@@ -117,7 +120,7 @@ def _adapted_backward(ctx, grads):
 
 def _add_to_input(into, down_grad, parts, mask, dropout):
     "What comes through A, added to `into`"
-    down = torch.cat([part[2] for part in parts]).to(down_grad.dtype)
+    down = _joined([part[2] for part in parts]).to(down_grad.dtype)
     if mask is None: into.addmm_(down_grad, down)
     else: into.add_(_dropped(down_grad @ down, mask, dropout))
 
@@ -308,8 +311,7 @@ def adapter_path(
 # %% ../nbs/39_adapters.ipynb #7c6229aa
 def _dora_layers(model): # (layer, name of its adapter) pairs
     "Layers of this chapter under DoRA"
-    layers = [m for m in model.modules() if isinstance(m, _fast_linear())] if import_problem('peft') == '' else []
-    active = [(m, next(iter(m.active_adapters), None)) for m in layers]
+    active = [(m, next(iter(m.active_adapters), None)) for m in model.modules() if hasattr(m, 'renew_norm')]
     return [(m, name) for m, name in active if name in m.lora_magnitude_vector]
 
 def refresh_norms(
