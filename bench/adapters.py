@@ -14,12 +14,13 @@ Sides of each kind of adapter (rank 16 on all linear layers, alpha 32, AdamW, cl
     optkit           the loop of `peft` on a model of `add_adapter`: what the computation alone gives
     optkit compiled  the loop of `peft compiled` on a model of `add_adapter`
     optkit fast      the fast engine, as a Trainer takes it
+    peft no autocast        as `peft`, in the formats that the weights have, TF32 for the factors
     optkit compiled apart   as `optkit compiled`, but queries, keys and values (gate and up) each by itself
 
 All sides of a run share the tensors of the base; each has an adapter of the same seed. A side that fails is printed with
 its reason. Peaks are those of a side alone, the base included. The record is bench/results/<shape>-adapters-<card>.json.
 """
-import argparse, contextlib, copy, gc, json, math, sys, tempfile, time, traceback, types
+import argparse, copy, gc, json, math, sys, tempfile, time, traceback, types
 from dataclasses import asdict
 
 import numpy as np
@@ -48,7 +49,7 @@ SHAPES = dict(
     tinycls=dict(rows=4, steps=4, per_round=4, causal=False, words='a tiny Gemma-3, two labels',
                  lengths=dict(median=20, sigma=.5, shortest=8, longest=48)))
 SIDES = ('optkit fast', 'peft', 'optkit compiled', 'peft compiled', 'optkit', 'peft grouped', 'peft flash',
-         'optkit compiled apart')
+         'optkit compiled apart', 'peft no autocast')
 SEED = 0
 
 
@@ -108,16 +109,15 @@ def wait():
 
 class Loop:
     "A plain training loop over a cycle of batches"
-    def __init__(self, model, batches, device, lr):
-        self.model, self.batches, self.device, self.number, self.losses = model.train(), batches, device, 0, []
+    def __init__(self, model, batches, autocast, lr):
+        self.model, self.batches, self.autocast, self.number, self.losses = model.train(), batches, autocast, 0, []
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=lr, weight_decay=.01, fused=True)
 
     def __call__(self, count):
         for _ in range(count):
             inputs = self.batches[self.number % len(self.batches)]
-            autocast = torch.autocast('cuda', torch.bfloat16) if self.device == 'cuda' else contextlib.nullcontext()
-            with autocast: loss = self.model(**inputs).loss
+            with torch.autocast('cuda', torch.bfloat16, enabled=self.autocast): loss = self.model(**inputs).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.trained, 1.)
             self.optimizer.step()
@@ -177,7 +177,7 @@ def make_side(side, kind, base, spec, store, args):
         keep_norms(model)
     if compiled: compile_layers(model, dynamic=not whole)
     batches = batches_of(spec, store, plan_of(spec, store, side == 'peft grouped'), 64 if compiled and not whole else 8)
-    return Loop(model, batches, device, lr)
+    return Loop(model, batches, device == 'cuda' and side != 'peft no autocast', lr)
 
 
 def seconds_of(work, count):
