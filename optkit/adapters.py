@@ -6,7 +6,7 @@
 __all__ = ['hasten', 'adapter_path', 'refresh_norms', 'keep_norms', 'adapter_settings', 'add_adapter', 'replace_adapter']
 
 # %% ../nbs/39_adapters.ipynb #d04e28cd
-import warnings, weakref
+import inspect, warnings, weakref
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -279,7 +279,7 @@ def _bind(model, together):
     if getattr(model.config, 'is_encoder_decoder', False) or not together: return
     for module in model.modules():
         for names in _TOGETHER:
-            layers = [m for n in names if isinstance(m := getattr(module, n, None), _fast_linear())]
+            layers = [m for n in names if isinstance(m := module._modules.get(n), _fast_linear())]
             if len({(m.in_features, *m.r.items(), *m.scaling.items()) for m in layers}) == 1 < len(layers):
                 Together(layers)
 
@@ -470,6 +470,40 @@ def add_adapter(
         kind = 'dora' if config.use_dora else 'lora'
         raise InputError(f'no {kind} adapter for {name}: {first_line(exc, 200)}') from None
 
+# %% ../nbs/39_adapters.ipynb #a38677ab
+def _update_factors(layer, name, config):
+    "Fresh factors of a configuration in the place of the old ones; the arguments of peft's method differ by version"
+    wanted = inspect.signature(layer.update_layer).parameters
+    named = dict(config=config) if 'config' in wanted else {n: getattr(config, n) for n in wanted if hasattr(config, n)}
+    layer.delete_adapter(name)
+    layer.update_layer(name, **named | dict(r=config.r, lora_alpha=config.lora_alpha))
+    layer.set_adapter(name)
+    for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector):
+        for p in part.parameters():
+            if p.dtype in (torch.float16, torch.bfloat16): p.data = p.data.float() # as peft does behind
+
+def _same_layers(model, config, old):
+    "Whether another configuration is for the layers that have an adapter, and trains the same ones whole"
+    base, layers = model.get_base_model(), _peft_layers(model.get_base_model())
+    matched = {*_matched(base, config)} & _linear_names(base).keys()
+    asked, present = {*(config.modules_to_save or ())}, {*(old.modules_to_save or ())}
+    whole = asked <= present <= {*asked, *_HEADS} # peft adds the head
+    return whole and matched == {n for n, _ in layers} and all(isinstance(m, _fast_linear()) for _, m in layers)
+
+# %% ../nbs/39_adapters.ipynb #87a85bf3
+def _swap_factors(model, name, config, together):
+    "Another adapter on the same layers, in place; heads are again as they were loaded"
+    old = model.peft_config[name]
+    for field in ('target_modules', 'modules_to_save', 'fan_in_fan_out', 'inference_mode', 'base_model_name_or_path'):
+        setattr(config, field, getattr(old, field))
+    model.peft_config[name] = config
+    for _, layer in _peft_layers(model): _update_factors(layer, name, config)
+    for module in model.modules():
+        if not hasattr(module, 'original_module'): continue
+        with torch.no_grad():
+            for a, b in zip(module.modules_to_save[name].parameters(), module.original_module.parameters()): a.copy_(b)
+    return hasten(model, together)
+
 # %% ../nbs/39_adapters.ipynb #c4c7a5a9
 def _without_adapter(model):
     "The base below an adapter of peft, as it was before"
@@ -485,13 +519,16 @@ def replace_adapter(
     *args, # further ones of `adapter_settings`
     together: bool = True, # compute layers that share an input together
     **kwargs # further ones of `adapter_settings`
-) -> torch.nn.Module: # of peft, around the same base; the former one cannot be used any more
+) -> torch.nn.Module: # of peft, around the same base; the former one, and optimizers of it, are of no use any more
     "A fresh adapter in the place of another. Raises `InputError`; the model is then as it was."
     configs, keeps = getattr(model, 'peft_config', {}), model in _KEPT
     if len(configs) != 1: raise InputError(f'the model is under {len(configs)} adapters, expected one to be replaced')
     if next(iter(configs.values())).bias != 'none':
         raise InputError('biases of the base have trained with the adapter; load the base anew')
-    _check_targets(model.get_base_model(), adapter_settings(model.get_base_model(), *args, **kwargs))
-    model = add_adapter(_without_adapter(model), *args, together=together, **kwargs)
+    base, ((name, old),) = model.get_base_model(), configs.items()
+    config = adapter_settings(base, *args, **kwargs)
+    _check_targets(base, config)
+    if _same_layers(model, config, old): model = _swap_factors(model, name, config, together)
+    else: model = add_adapter(_without_adapter(model), *args, together=together, **kwargs)
     if keeps: keep_norms(model)
     return model

@@ -303,9 +303,11 @@ def test_layers_that_share_an_input_are_computed_together_or_alone_alike():
     assert torch.allclose(layer.k_proj(x), want.k_proj(x)), 'the same layer twice with one input'
 
 
+@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize('targets', [('q_proj', 'up_proj'), 'all-linear'])
 @pytest.mark.parametrize('first, second', [('lora', 'dora'), ('dora', 'lora'), ('dora', 'dora')])
-def test_another_adapter_on_the_same_base_is_as_a_fresh_one(first, second):
-    ours = add_adapter(base_of('gemma'), first, 8, 8., modules_to_save=('score',))
+def test_another_adapter_on_the_same_base_is_as_a_fresh_one(first, second, targets, dtype):
+    ours = add_adapter(base_of('gemma', dtype), first, 8, 8., modules_to_save=('score',))
     inputs, weight = batch_of('gemma'), ours.get_base_model().model.layers[0].mlp.up_proj.base_layer.weight
     place, value = weight.data_ptr(), weight.clone()
     gradients(ours, inputs)
@@ -313,14 +315,19 @@ def test_another_adapter_on_the_same_base_is_as_a_fresh_one(first, second):
         for p in ours.parameters():
             if p.requires_grad: p.add_(.1)
     torch.manual_seed(9)
-    again = replace_adapter(ours, second, 3, 6., targets=('q_proj', 'up_proj'), modules_to_save=('score',))
-    base = base_of('gemma')
+    again = replace_adapter(ours, second, 3, 6., .1, targets=targets, modules_to_save=('score',))
+    base = base_of('gemma', dtype)
     torch.manual_seed(9)
-    fresh = add_adapter(base, second, 3, 6., targets=('q_proj', 'up_proj'), modules_to_save=('score',))
+    fresh = add_adapter(base, second, 3, 6., .1, targets=targets, modules_to_save=('score',))
     trained = [{n: p for n, p in m.named_parameters() if p.requires_grad} for m in (again, fresh)]
     assert trained[0].keys() == trained[1].keys() and all(torch.equal(trained[0][n], p) for n, p in trained[1].items())
     assert weight.data_ptr() == place and torch.equal(weight, value)
-    (a, ga), (b, gb) = gradients(again, inputs), gradients(fresh, inputs)
+    assert (again is ours) == (targets == 'all-linear'), 'the same layers get other factors in place'
+    results = []
+    for model in (again, fresh):
+        torch.manual_seed(3)  # of dropout
+        results.append(gradients(model.train(), inputs))
+    (a, ga), (b, gb) = results
     assert torch.allclose(a, b) and ga.keys() == gb.keys() and all(torch.allclose(ga[n], g) for n, g in gb.items())
     saved = [peft.get_peft_model_state_dict(m) for m in (again, fresh)]
     assert saved[0].keys() == saved[1].keys() and again.peft_config['default'].to_dict() == fresh.peft_config['default'].to_dict()
