@@ -57,6 +57,7 @@ from .batch_finder import *
 from .base import *
 from .augment import *
 from .attention import *
+from .adapters import *
 import matplotlib.pyplot, numpy, pandas
 import torch as torch
 from pathlib import Path as Path

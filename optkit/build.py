@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from .base import Choice, first_line, InputError
+from .base import Choice, InputError
 from .cards import Hardware
 from .precision import choose_precision, held_format, set_attention, text_config, tf32_set
 from .table import IGNORED
@@ -25,6 +25,7 @@ from .models import seeded
 from .engine import Engine
 import optkit.sizes # `Layout.fitted`
 from .fast import FastEngine
+from .adapters import adapter_settings, add_adapter, keep_norms, refresh_norms
 from .metrics import check_metric
 from .config import TrainConfig
 
@@ -56,32 +57,22 @@ def new_layers(
     return _topmost(model, names)
 
 # %% ../nbs/44_build.ipynb #3ec59f19
-_PEFT_TASKS = dict(ForSequenceClassification='SEQ_CLS', ForTokenClassification='TOKEN_CLS', ForCausalLM='CAUSAL_LM',
-                   LMHeadModel='CAUSAL_LM')
-
 def with_adapter(
     model: torch.nn.Module, # of transformers
     config: TrainConfig # its adapter
 ): # of peft; the weights of `model` are frozen, but for those of `new_layers`
     "The model under a LoRA or DoRA adapter. Raises `InputError` where peft cannot make one."
     if config.adapter is None: return _check_adapter(model)
-    kind = type(model).__name__
     if hasattr(model, 'peft_config'):
-        raise InputError(f'{kind} is under an adapter already; leave adapter out to train that one')
-    try: from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
-    except ImportError as exc:
-        raise InputError(f'adapter {config.adapter!r} needs peft ({exc}); run: pip install "optkit[peft]"') from None
-    settings = LoraConfig(
-        r=config.adapter_rank, lora_alpha=config.adapter_alpha, lora_dropout=config.adapter_dropout,
-        target_modules=config.adapter_targets if isinstance(config.adapter_targets, str) else [*config.adapter_targets],
-        use_dora=config.adapter == 'dora', modules_to_save=new_layers(model) or None,
-        task_type=next((task for end, task in _PEFT_TASKS.items() if kind.endswith(end)), None))
+        raise InputError(f'{type(model).__name__} is under an adapter already; leave adapter out to train that one')
+    settings = dict(
+        kind=config.adapter, rank=config.adapter_rank, alpha=config.adapter_alpha, dropout=config.adapter_dropout,
+        targets=config.adapter_targets, modules_to_save=new_layers(model))
     if getattr(model, 'is_quantized', False):
+        adapter_settings(model, **settings) # refuses before anything changes
+        from peft import prepare_model_for_kbit_training
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    with seeded(config.seed, model):
-        try: return get_peft_model(model, settings)
-        except (ValueError, TypeError) as exc:
-            raise InputError(f'no {config.adapter} adapter for {kind}: {first_line(exc, 200)}') from None
+    with seeded(config.seed, model): return add_adapter(model, **settings)
 
 # %% ../nbs/44_build.ipynb #094101bb
 def _check_adapter(model):
@@ -133,7 +124,9 @@ def make_engine(
     if config.fast: kind = partial(FastEngine, at_once=config.layout.rows, graphs=config.graphs)
     else: kind = partial(Engine, compile=config.compile)
     names = 'fused', 'zero_grad_none', 'max_grad_norm', 'label_smoothing', 'optimizer', 'checkpointing', 'ema'
+    keep_norms(model, now=False) # before the engine captures its update
     engine = kind(model, precision, **{name: getattr(config, name) for name in names}, **kwargs)
+    refresh_norms(engine.model)
     on_gpu = hardware.gpu and hardware.device == 'cuda'
     engine.peak = (hardware.gpu.peak or {}).get(precision.seen) if on_gpu else None # FLOP/s, for MFU
     return engine

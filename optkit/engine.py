@@ -205,6 +205,12 @@ def set_lr(self: Engine,
 @torch.no_grad()
 def _load(engine, state):
     for name, tensor in engine._tensors().items(): tensor.copy_(state[name])
+    _renew(engine.model)
+
+def _renew(model):
+    "What layers keep of their weights, such as DoRA's norms: no graph that was captured would look"
+    for m in model.modules():
+        if hasattr(m, 'renew_norm'): m.renew_norm()
 
 def _empty(optimizer):
     for state in optimizer.state.values():
@@ -514,9 +520,11 @@ def averaged(self: Engine):
     before = [p.detach().clone() for _, p in trained]
     try:
         for n, p in trained: p.copy_(self.average[n])
+        if trained: _renew(self.model)
         yield
     finally:
         for (_, p), value in zip(trained, before): p.copy_(value)
+        if trained: _renew(self.model)
 
 # %% ../nbs/33_engine.ipynb #e9b2a584
 def _targets(values, labels, count):
@@ -642,6 +650,7 @@ def load_state(self: Engine,
     lost = next((k for k in present if k not in state and not k.startswith(('best.', 'optimizer.'))), None)
     if lost: raise InputError(f'the state lacks {lost}; it is of another model')
     for name, value in values.items(): present[name].copy_(value)
+    _renew(self.model)
     for name, inner, key in _optimizer_states(self.optimizer):
         if isinstance(inner[key], (int, float)): inner[key] = type(inner[key])(state[name].item())
     scaler = self.scaler.state_dict() if self.scaler else {}
@@ -657,7 +666,9 @@ def preserved(self: Engine):
     values['average'] = self.average and {k: v.clone() for k, v in self.average.items()}
     try:
         with preserved(self.model, self.optimizer, self.scaler): yield self
-    finally: self.__dict__.update(values)
+    finally:
+        self.__dict__.update(values)
+        _renew(self.model)
 
 # %% ../nbs/33_engine.ipynb #5a356543
 @patch
