@@ -273,8 +273,10 @@ def checked_whole(
     return number
 
 # %% ../nbs/21_store.ipynb #4b315e62
-def _parts(cell): # the texts in a cell: a text, words or the messages of a chat
-    return [cell] if isinstance(cell, str) else [p if isinstance(p, str) else f"{p['role']}:{p['content']}" for p in cell]
+def _parts(cell):
+    "The texts in a cell: a text, words, or the messages of a chat"
+    if isinstance(cell, str): return [cell]
+    return [part if isinstance(part, str) else f"{part['role']}:{part['content']}" for part in cell]
 
 def _check_chats(table, tokenizer):
     "Raises `InputError` for a tokenizer that cannot write the chats out"

@@ -398,7 +398,7 @@ def _name_notes(names, what):
     return notes
 
 # %% ../nbs/20_table.ipynb #897ed379
-TASKS = ('classification', 'multilabel', 'regression', 'tokens', 'causal')
+TASKS = ('classification', 'regression', 'multilabel', 'tokens', 'causal')
 
 # %% ../nbs/20_table.ipynb #38a290be
 IGNORED = -100 # label of a token that counts in no loss: the default `ignore_index` of torch's cross entropy
