@@ -395,7 +395,7 @@ def _do_data(self: Job):
         rows=len(table), labels=labels, search_rows=len(search), heldout_rows=len(held),
         unused_rows=len(table) - len(search) - len(held), dropped_rows=table.dropped, max_length=plan.max_length,
         truncated=store.truncated, longest=store.longest, lengths=store.full_lengths[:5000].tolist(),
-        source=Path(table.source).name, text=c.text, pair=c.pair, label=c.label,
+        source=Path(table.source).name, text=c.text, pair=c.pair or c.completion, label=c.label,
         search=search.tolist(), heldout=held.tolist())
 
 # %% ../nbs/81_job.ipynb #a8a02a30
