@@ -177,6 +177,8 @@ def check_space(space, base, task='classification'):
         if name not in SEARCHED: raise InputError(f'space: {name!r} cannot be searched, expected one of {SEARCHED}')
         if name in ADAPTER_FIELDS and not base.adapter: raise InputError(
             f'space: {name!r} is of an adapter, and there is none; add adapter=lora or adapter=dora')
+        if name in ADAPTER_FIELDS and isinstance(getattr(values, 'low', None), float): raise InputError(
+            f'space: {name} is a range; each value has an engine of its own, so name some: {name}=a,b,c')
         if name == 'label_smoothing' and task in NOT_SMOOTHED: raise InputError(
             f'space: {name!r} is for classes, the task is {task}; leave it out')
         for value in getattr(values, 'choices', None) or (values.low, values.high):

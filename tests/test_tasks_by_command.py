@@ -298,14 +298,16 @@ def causal(folder):
 
 def scores(engine, store, config, params): return [*fold_runner(engine, store, [(np.arange(40), np.arange(40, 60))], config)(params, 0)]
 
-@pytest.mark.parametrize('params', [dict(adapter_rank=8), dict(adapter_dropout=.5), dict(adapter_targets='.*(q_proj|v_proj)'), dict(adapter='dora')], ids=str)
+@pytest.mark.parametrize('params', [dict(adapter_rank=8), dict(adapter_rank=8, fast=True), dict(adapter_dropout=.5), dict(adapter_targets='.*(q_proj|v_proj)'), dict(adapter='dora')], ids=str)
 def test_an_engine_of_another_adapter_trains_as_one_that_was_built_for_it(causal, params):
-    store, model = causal
-    engine = make_engine(model(), BASE, HERE)
-    first = scores(engine, store, BASE, {})
-    other = scores(engine, store, BASE, params)
-    assert other == scores(make_engine(model(), replace(BASE, **params), HERE), store, replace(BASE, **params), {})
-    assert scores(engine, store, BASE, {}) == first != other # it does not touch the first one, nor the base
+    (store, model), fast = causal, params.get('fast', False)
+    base, params = replace(BASE, fast=fast), {k: v for k, v in params.items() if k != 'fast'}
+    engine = make_engine(model(), base, HERE)
+    first = scores(engine, store, base, {})
+    other = scores(engine, store, base, params)
+    assert type(variant_of(engine, replace(base, **params))) is type(engine)
+    assert other == scores(make_engine(model(), replace(base, **params), HERE), store, replace(base, **params), {})
+    assert scores(engine, store, base, {}) == first != other # it does not touch the first one, nor the base
 
 
 @pytest.mark.parametrize('task', ['classification'])
@@ -367,6 +369,7 @@ BAD = {
     'f1 of three classes': ('train', 'plain', ['--label', 'three', 'metric=f1'], 'f1 is of the positive class of two, but the head has 3'),
     'ranks without an adapter': ('tune', 'causal', [*CAUSAL, '--space', 'adapter_rank=4,8'], "'adapter_rank' is of an adapter, and there is none"),
     'rank 0': ('tune', 'causal', [*CAUSAL, '--space', 'adapter_rank=0,8', 'adapter=lora'], 'adapter_rank is 0'),
+    'a range of dropouts': ('tune', 'causal', [*CAUSAL, '--space', 'adapter_dropout=0.0..0.1', 'adapter=lora'], 'so name some: adapter_dropout=a,b,c'),
     'targets that match nothing': ('tune', 'causal', [*CAUSAL, '--space', 'adapter_targets=all-linear,nothing', 'adapter=lora'], 'no lora adapter for LlamaForCausalLM'),
     'smoothing of numbers': ('tune', 'plain', ['--task', 'regression', '--label', 'size', '--space', 'label_smoothing=0.0..0.1'], "'label_smoothing' is for classes"),
 }
