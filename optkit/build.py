@@ -6,7 +6,7 @@
 __all__ = ['new_layers', 'with_adapter', 'make_engine', 'plan_sizes', 'check_run', 'balanced_weights']
 
 # %% ../nbs/44_build.ipynb #70f22356
-import warnings
+import copy, gc, warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from .table import IGNORED
 from .store import TokenStore
 from .steps import row_numbers
 from .augment import check_augment
+from .batch_finder import is_out_of_memory
 from .models import seeded
 from .engine import Engine
 import optkit.sizes # `Layout.fitted`
@@ -103,6 +104,71 @@ def _precision_of(config, model, hardware):
     if config.cudnn_benchmark is None: return precision
     return replace(precision, cudnn_benchmark=Choice(config.cudnn_benchmark, 'asked for'))
 
+# %% ../nbs/44_build.ipynb #adff0ac5
+def shared_copy(
+    model: torch.nn.Module
+) -> torch.nn.Module:
+    "The modules of a model anew, around the same weights; buffers are copied"
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+
+# %% ../nbs/44_build.ipynb #4a0b317f
+ADAPTER_FIELDS = ('adapter', 'adapter_rank', 'adapter_alpha', 'adapter_dropout', 'adapter_targets')
+
+def has_room(
+    free: int, # bytes of the device
+    total: int, # bytes of the device
+    share: float = .2 # that another engine may need
+) -> bool:
+    "Whether another engine is built beside those that are there"
+    return free >= share * total
+
+# %% ../nbs/44_build.ipynb #57b6f39e
+def _memory(device): # bytes that are free, and all
+    if device.type == 'cuda':
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(device)
+    import psutil
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+# %% ../nbs/44_build.ipynb #600db9e1
+class Variants:
+    "Engines of one base under different adapters: each is built once, and stays while memory lasts"
+    def __init__(self,
+        first: Engine, # which stays
+        config: TrainConfig, # of the first
+        make: Callable[[TrainConfig], Engine] # builds another
+    ):
+        self.first, self.config, self.make, self.made = first, config, make, {}
+
+    def engine(self, config: TrainConfig) -> Engine: # under the adapter of this configuration
+        values = {name: getattr(config, name) for name in ADAPTER_FIELDS}
+        if all(getattr(self.config, name) == value for name, value in values.items()): return self.first
+        key = tuple(values.values())
+        engine = self.made.pop(key, None) or self._build(replace(self.config, **values))
+        engine.variants = self
+        self.made[key] = engine # the last one used is the last
+        return engine
+
+    def _build(self, config):
+        while self.made and not has_room(*_memory(self.first.device)): self._drop()
+        try: return self.make(config)
+        except Exception as exc:
+            if not self.made or not is_out_of_memory(exc): raise
+        self._drop(len(self.made))
+        return self.make(config)
+
+    def _drop(self, count=1): # the engines that were not used for the longest time
+        for key in list(self.made)[:count]: del self.made[key]
+        gc.collect()
+
+# %% ../nbs/44_build.ipynb #d5cb2659
+def variant_of(
+    engine: Engine, config: TrainConfig
+) -> Engine: # under the adapter of the configuration
+    "The engine itself, or another one around the same base"
+    return engine.variants.engine(config) if getattr(engine, 'variants', None) else engine
+
 # %% ../nbs/44_build.ipynb #77b0f78c
 def make_engine(
     model: torch.nn.Module, # of transformers, or of peft around one
@@ -117,6 +183,7 @@ def make_engine(
     if config.attention:
         try: set_attention(model, config.attention)
         except ValueError as exc: raise InputError(str(exc)) from None
+    base = shared_copy(model) if config.adapter else None
     model = with_adapter(model, config)
     if config.channels_last: model.to(memory_format=torch.channels_last)
     _check_trainable(model)
@@ -129,6 +196,9 @@ def make_engine(
     refresh_norms(engine.model)
     on_gpu = hardware.gpu and hardware.device == 'cuda'
     engine.peak = (hardware.gpu.peak or {}).get(precision.seen) if on_gpu else None # FLOP/s, for MFU
+    if base is not None:
+        make = lambda config: make_engine(shared_copy(base), config, hardware, **kwargs)
+        engine.variants = Variants(engine, config, make)
     return engine
 
 # %% ../nbs/44_build.ipynb #83aca7d9
@@ -162,6 +232,9 @@ def _mismatches(engine, store, config, train):
            f'label_smoothing is for classes, the task is {task}; leave it at 0')
     yield (config.class_weights is not None and numbers,
            f'class_weights are for classes, the task is {task}; leave them out')
+    head = getattr(engine.model.config, 'num_labels', 0)
+    yield (config.metric == 'f1' and head != 2,
+           f'f1 is of the positive class of two, but the head has {head}; take macro_f1')
     yield (not any(p.requires_grad for p in engine.model.parameters()),
            f'no weight of {type(engine.model).__name__} trains, all are frozen; '
            'let some require gradients, or take an adapter')
@@ -172,14 +245,14 @@ def _mismatches(engine, store, config, train):
     yield tokens and tokens < longest, f'max_tokens is {tokens}, but a row has {longest} tokens; raise it'
 
 # %% ../nbs/44_build.ipynb #031cbaf8
-def _check_auroc(engine, store, valid):
+def _check_auroc(engine, store, valid, metric='auroc'):
     answers, head = engine.answers(store, valid), int(engine.model.config.num_labels)
     several = store.task == 'multilabel'
     if several: defined = int(((answers > 0).any(0) & (answers <= 0).any(0)).sum())
     else: defined = len(answers.unique())
     where = 'are there in some of them and not in others' if several else 'are among them'
     if defined < head: raise InputError(
-        f'auroc is not defined on these {len(valid)} rows: {defined} of the {head} labels {where}; '
+        f'{metric} is not defined on these {len(valid)} rows: {defined} of the {head} labels {where}; '
         'choose another metric or other rows')
 
 # %% ../nbs/44_build.ipynb #a5c72b69
@@ -228,7 +301,7 @@ def check_run(
         if both := np.isin(valid, train).sum():
             warnings.warn(f'{both} of the {len(valid)} rows to evaluate on are also trained on, so the score says '
                           'little about new rows', stacklevel=2)
-        if config.metric == 'auroc': _check_auroc(engine, store, valid)
+        if config.metric in ('auroc', 'average_precision'): _check_auroc(engine, store, valid, config.metric)
     check_augment(config.augment, config.augment_by, store, engine.device.type)
     for wrong, message in _mismatches(engine, store, config, train):
         if wrong: raise InputError(message)

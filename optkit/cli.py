@@ -415,44 +415,62 @@ def do_bench(terminal, **given):
 def _splits(table, folds, held_out, seed):
     "(training rows, evaluation rows) of each fold, or of one split"
     import numpy as np
-    from optkit.folds import check_folds, hold_out, stratified_folds
+    from optkit.folds import check_folds, hold_out, stratified_folds, table_strata
     if folds is not None and folds < 2: raise InputError(f'--folds is {folds}, expected at least 2')
     if not 0 < held_out < 1: raise InputError(f'--held-out is {held_out}, expected a share between 0 and 1')
-    check_folds(table.labels, table.classes, folds or 2, table.source, held_out=False, groups=table.groups)
-    n = len(table)
-    if folds: return stratified_folds(np.arange(n), table.labels, folds, seed, table.groups)
-    return [hold_out(table.labels, max(len(table.classes), round(held_out * n)), n, 1, seed, table.groups)]
+    n, (strata, names) = len(table), table_strata(table, folds or 2)
+    check_folds(strata, names, folds or 2, table.source, held_out=False, groups=table.groups)
+    if folds: return stratified_folds(np.arange(n), strata, folds, seed, table.groups)
+    return [hold_out(strata, max(len(names), round(held_out * n)), n, 1, seed, table.groups)]
 
 # %% ../nbs/84_cli.ipynb #bf815d0e
-def _training(out, preset, settings, epochs, data, text, label, model, pair, group, max_length, folds, held_out, seed):
+def _about(given, config):
+    "What a training's results depend on"
+    from optkit.job_plan import sha256_of, task_fingerprint
+    from optkit.trainer import ROUNDING_ONLY_FIELDS
+    names = 'text', 'label', 'pair', 'group', 'model', 'max_length', 'folds', 'held_out'
+    fields = {k: v for k, v in json.loads(config.to_json()).items() if k not in ROUNDING_ONLY_FIELDS}
+    return dict(kind='train', data=sha256_of(given.data), **{n: getattr(given, n) for n in names},
+                **task_fingerprint(given), **fields)
+
+def _metric_of(task, settings):
+    "The metric of a task that has another one than classification, unless it is among the settings"
+    from optkit.job_plan import default_metric
+    named = any(s.partition('=')[0].strip() == 'metric' for s in settings or ())
+    return {} if task == 'classification' or named else dict(metric=default_metric(task))
+
+# %% ../nbs/84_cli.ipynb #f28864e5
+def _training(**given): # the options of `train`
     "A training, checked and built, with nothing written yet"
     from optkit.build import check_run, make_engine
     from optkit.hardware import detect
-    from optkit.job_plan import sha256_of
-    from optkit.models import load_model, load_tokenizer, model_length
+    from optkit.job_plan import load_task, read_task
     from optkit.store import tokenise
-    from optkit.table import read_table
-    from optkit.trainer import ROUNDING_ONLY_FIELDS
-    hardware, table = detect(), read_table(data, text, label, pair, group=group)
-    config = _train_config(preset, settings, dict(epochs=epochs, seed=seed))
-    splits = _splits(table, folds, held_out, config.seed)
-    tokenizer = load_tokenizer(model)
-    loaded = load_model(model, table.classes, tokenizer, config.seed)
-    longest = model_length(loaded, tokenizer)
-    if max_length is not None and max_length < 3:
-        raise InputError(f'--max-length is {max_length}, expected at least 3: two special tokens and one of the text')
-    if (max_length or 0) > longest:
-        raise InputError(f'max_length is {max_length}, the model takes at most {longest} tokens')
-    about = dict(kind='train', data=sha256_of(data), text=text, label=label, pair=pair, group=group, model=model,
-                 max_length=max_length, folds=folds, held_out=held_out)
-    about |= {k: v for k, v in json.loads(config.to_json()).items() if k not in ROUNDING_ONLY_FIELDS}
-    resumed = check_folder(out, about)
-    store = tokenise(table, tokenizer, max_length or min(512, longest), progress=False)
-    try: engine = make_engine(loaded, config, hardware)
+    given = SimpleNamespace(**given)
+    if given.max_length is not None and given.max_length < 3: raise InputError(
+        f'--max-length is {given.max_length}, expected at least 3: two special tokens and one of the text')
+    hardware, table = detect(), read_task(given)
+    values = dict(epochs=given.epochs, seed=given.seed) | _metric_of(given.task, given.settings)
+    config = _train_config(given.preset, given.settings, values)
+    splits = _splits(table, given.folds, given.held_out, config.seed)
+    tokenizer, model, longest = load_task(given, table, config.adapter, hardware.device, config.seed)
+    about = _about(given, config)
+    resumed = check_folder(given.out, about)
+    store = tokenise(table, tokenizer, longest, progress=False)
+    try: engine = make_engine(model, config, hardware)
     except ValueError as exc: raise InputError(str(exc)) from None
     check_run(engine, store.to(engine.device), config, *splits[0])
-    return SimpleNamespace(out=Path(out), resumed=resumed, about=about, table=table, store=store, engine=engine,
+    return SimpleNamespace(out=Path(given.out), resumed=resumed, about=about, table=table, store=store, engine=engine,
                            config=config, tokenizer=tokenizer, splits=splits, hardware=hardware)
+
+# %% ../nbs/84_cli.ipynb #b4c0abd5
+def _cut_rows(store):
+    "A note on rows that are longer than the limit"
+    from optkit.base import Choice
+    if not store.truncated: return {}
+    why = (f'they have more than {store.max_length} tokens, the longest {store.longest:,} (row {store.longest_row:,}); '
+           '--max-length raises the limit')
+    return {'rows that are cut': Choice(f'{store.truncated:,} of {len(store):,}', why)}
 
 # %% ../nbs/84_cli.ipynb #8e56a0ed
 def _decisions(run, columns):
@@ -461,7 +479,7 @@ def _decisions(run, columns):
     from optkit.folds import check_parts
     p, reasons, values = run.engine.precision, getattr(run.config, 'reasons', {}), run.config.values()
     choices = {'precision': p.compute, 'TF32': p.tf32, ATTENTIONS: attentions_had(run.engine),
-               'attention': attention_of(run.engine, run.store)} | run.table.notes
+               'attention': attention_of(run.engine, run.store)} | run.table.notes | _cut_rows(run.store)
     for part, note in check_parts(run.table, run.splits, columns=columns).items():
         choices['validation rows' if part == 'texts' else f'validation rows, {part}'] = note
     rows = [dict(what=what, value=str(c.value), reason=c.reason) for what, c in choices.items()]
@@ -519,10 +537,14 @@ def _train_folds(terminal, run):
 _DATA = dict(
     data=_text('table: .csv, .tsv, .jsonl (also .gz or .xz) or .parquet', default=REQUIRED),
     text=_text('column of the text', default=REQUIRED),
-    label=_text('column of the label', default=REQUIRED),
+    label=_text('column of the label; none for causal'),
     model=_text("local folder or name on the hub; 'demo' for the packaged model", default=REQUIRED),
     pair=_text('column of the second text'),
-    group=_text('column of the group, such as the document; a group is never split'))
+    group=_text('column of the group, such as the document; a group is never split'),
+    task=_text('classification, multilabel, regression, tokens or causal', default='classification'),
+    completion=_text('column of what follows the text; of it alone is learnt (causal)'),
+    dtype=_text('bf16 or fp32: format in which the weights are loaded (fp32)'),
+    load_in=_text('8bit or 4bit: quantise the base as it is loaded; goes with adapter=lora or dora'))
 
 # %% ../nbs/84_cli.ipynb #6f870f1b
 @command(
@@ -545,6 +567,7 @@ def do_train(terminal, **given):
         train, held = run.splits[0]
         times = f', {len(run.splits)} times' if given['folds'] else ''
         print(f'{run.table}; {len(train)} rows to train on, {len(held)} to evaluate on{times}')
+        for what, note in _cut_rows(run.store).items(): print(f'{what}: {note.value}: {note.reason}')
         text, data = (_train_folds if given['folds'] else _train_once)(terminal, run)
     page = render(run.out)
     return f'{text}\nreport: {page}', dict(folder=str(run.out), report=str(page), **data)
@@ -605,9 +628,10 @@ _JOB = dict(
     seed=_number('of folds, samples, suggestions and weights that are new'),
     lr=_option(float, 'learning rate of the first training'),
     effective_batch=_number('rows of an optimizer step', 'ROWS'),
-    space=_option(list[str], 'what to search, once a parameter; also name=a,b,c', metavar='NAME=LOW..HIGH[:log]'),
+    space=_option(list[str], 'what to search, once a parameter; also name=a,b,c, such as adapter_rank=4,8,16',
+                  metavar='NAME=LOW..HIGH[:log]'),
     strategy=_text('when a trial is given up: racing, none, hyperband, asha, wilcoxon or reports (racing)'),
-    metric=_text('macro_f1, accuracy, matthews, auroc or loss'),
+    metric=_text('one of the task, such as macro_f1, f1, accuracy, matthews, auroc, average_precision or loss'),
     precision=_text('bf16, fp16 or fp32'),
     no_ladder=_flag('--no-ladder', 'do not measure the optimizations'))
 

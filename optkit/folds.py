@@ -6,7 +6,7 @@
 __all__ = ['hold_out', 'stratified_folds', 'strata_of', 'repeated_folds', 'hopeless', 'cross_validate']
 
 # %% ../nbs/48_folds.ipynb #2df2748f
-import math, warnings
+import json, math, warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -186,17 +186,33 @@ def stratified_folds(
 
 # %% ../nbs/48_folds.ipynb #c19391f3
 def strata_of(
-    store: TokenStore, # that the rows are of
+    store: TokenStore | Table, # that the rows are of
     parts: int = 4 # of a regression's numbers
 ) -> np.ndarray: # int64 [rows]
-    "What folds of a store's rows are stratified by"
-    labels = store.labels.cpu().numpy()
+    "What folds of a store's or a table's rows are stratified by"
+    if store.task in ('tokens', 'causal'): return np.zeros(len(store), dtype=np.int64)
+    labels = store.labels.cpu().numpy() if isinstance(store, TokenStore) else store.labels
     if store.task == 'classification': return labels.astype(np.int64)
     if store.task == 'multilabel':
         return np.unique(labels.astype(np.int64), axis=0, return_inverse=True)[1].reshape(-1)
-    if store.task != 'regression': return np.zeros(len(store), dtype=np.int64)
     first = labels.reshape(len(labels), -1)[:, 0]
     return np.searchsorted(np.quantile(first, np.arange(1, parts) / parts), first).astype(np.int64)
+
+# %% ../nbs/48_folds.ipynb #cba6067a
+def table_strata(
+    table: Table,
+    least: int # rows that each stratum has
+) -> tuple[np.ndarray, tuple[str, ...]]: # int64 [rows], and the names of the strata
+    "What the rows of a table are split by: classes, or strata that are large enough"
+    if table.task == 'classification': return table.labels, table.classes
+    strata = strata_of(table) if table.groups is None else np.zeros(len(table), dtype=np.int64)
+    for _ in range(2): # together, then with the commonest
+        _, strata, counts = np.unique(strata, return_inverse=True, return_counts=True)
+        rare = counts < least
+        together = len(counts) if rare.sum() > 1 else counts.argmax()
+        strata = np.where(rare[strata], together, strata)
+    _, strata = np.unique(strata, return_inverse=True)
+    return strata.astype(np.int64), tuple(f'stratum {n}' for n in range(strata.max() + 1))
 
 # %% ../nbs/48_folds.ipynb #9d3dd3a3
 def repeated_folds(
@@ -235,8 +251,8 @@ def _missing_labels(table, parts, names):
                   'its groups lie in other parts; take fewer folds, or smaller groups')
 
 # %% ../nbs/48_folds.ipynb #a799f363
-def _codes(texts): # equal numbers for equal texts, or lists of words
-    return pd.factorize(np.array([t if isinstance(t, str) else '\x1f'.join(t) for t in texts], dtype=object))[0]
+def _codes(texts): # equal numbers for equal texts, lists of words, or chats
+    return pd.factorize(np.array([t if isinstance(t, str) else json.dumps(t) for t in texts], dtype=object))[0]
 
 # %% ../nbs/48_folds.ipynb #3702931e
 def _shared_texts(table, parts, names, columns):

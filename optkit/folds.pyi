@@ -20,8 +20,10 @@ def hold_out(labels: np.ndarray, size: int, search: int, folds: int, seed: int=0
     """Set rows aside, then draw the search's rows from the rest; the held-out rows depend on data, size and seed alone."""
 def stratified_folds(rows: np.ndarray, labels: np.ndarray, k: int, seed: int=0, groups: np.ndarray | None=None) -> list[tuple[np.ndarray, np.ndarray]]:
     """Stratified folds over rows of a store, by scikit-learn. Raises `InputError` for what cannot be split so."""
-def strata_of(store: TokenStore, parts: int=4) -> np.ndarray:
-    """What folds of a store's rows are stratified by"""
+def strata_of(store: TokenStore | Table, parts: int=4) -> np.ndarray:
+    """What folds of a store's or a table's rows are stratified by"""
+def table_strata(table: Table, least: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """What the rows of a table are split by: classes, or strata that are large enough"""
 def repeated_folds(rows: np.ndarray, labels: np.ndarray, k: int, repeats: int=1, seed: int=0, groups: np.ndarray | None=None) -> list[tuple[np.ndarray, np.ndarray]]:
     """Stratified folds, several times over"""
 def check_parts(table: Table, parts: list[tuple[np.ndarray, np.ndarray]], names: tuple[str, str]=..., columns: tuple[str, str | None]=...) -> dict[str, Choice]:

@@ -24,21 +24,20 @@ from .base import Choice, InputError, moved, read_json, write_json
 from .hardware import detect
 from .records import provenance
 from .precision import choose_precision
-from .table import read_table
 from .store import tokenise
 from .steps import Layout, MicroBatch
 from .batch_finder import predict_peak
-from .models import check_tokens, load_model, load_tokenizer, model_length
+from .models import check_tokens
 from .engine import attention_of, ATTENTIONS, attentions_had
 from .sizes import plan_batch
 from .fast import fast_problem, keep_compiled
-from .metrics import score, signed
+from .metrics import LOWER_IS_BETTER, score, signed
 from .checkpoint import mend, save_model
 from .config import TrainConfig
-from .build import make_engine, plan_sizes
+from .build import make_engine, plan_sizes, shared_copy, variant_of, with_adapter
 from .trainer import fold_runner, Trainer
 from .run_folder import check_folder, RUN_VERSION
-from .folds import check_folds, check_parts, hold_out, stratified_folds
+from .folds import check_folds, check_parts, hold_out, stratified_folds, table_strata
 from .strategies import as_strategy
 from .storage import open_study, silent, sqlite_storage
 from .space import best_complete, ended, parse_space
@@ -49,7 +48,7 @@ from .forecast import forecast
 from .ladder import default_rungs, measure_ladder
 from .job_plan import (
     check_space, choose_engine, compiler_problem, demo_config, fingerprint, held_out_size, JobConfig, JobPlan,
-    PLAIN_FIELDS, size_job, train_fields)
+    load_task, PLAIN_FIELDS, read_task, size_job, train_fields)
 
 _all_ = ['JobConfig', 'demo_config', 'size_job'] # what a job is made from is here too
 
@@ -99,50 +98,51 @@ class Job:
         in_terminal = Path(sys.argv[0]).stem in ('optkit', '-c')
         self.command = command or (shlex.join(['optkit', *sys.argv[1:]]) if in_terminal else
                                    'optkit.job.Job(...).run(), in Python')
-        self.table = read_table(config.data, config.text, config.label, config.pair, config.drop_empty, config.group)
+        self.table = read_task(config, config.drop_empty)
+        self.strata, self.names = table_strata(self.table, config.folds + 1) # what rows are split by
         self._check_rows()
         self.space = dict(parse_space(s) for s in config.space)
-        check_space(self.space, self._base())
+        check_space(self.space, self._base(), config.task)
         self.hardware = detect()
         try: self.precision = choose_precision(self.hardware, prefer=config.precision, tf32=config.settings.get('tf32'))
         except ValueError as exc: raise InputError(str(exc)) from None
         self.fingerprint = fingerprint(config, self.precision.compute.value)
         self.resumed = check_folder(self.folder, self.fingerprint)
-        self.tokenizer = load_tokenizer(config.model)
-        self.model = load_model(config.model, self.table.classes, self.tokenizer, config.seed)
-        length, longest = config.max_length, min(model_length(self.model, self.tokenizer), 512)
-        self.longest = length or longest # tokens of a row, before the job is sized
-        if self.longest > longest: raise InputError(f'max_length is {length}, the model takes at most {longest} tokens')
+        # longest: tokens of a row, before the job is sized
+        self.tokenizer, self.model, self.longest = load_task(
+            config, self.table, self._base().adapter, self.hardware.device, config.seed)
         self.decisions, self.engine, self.preset = {}, None, None
         self.stepping = self._choose_engine()
+        self._check_targets()
         if config.train: self._check_settings()
         if not self.resumed: check_tokens(self.model, self._token_store(self.longest)) # that the first stage takes
 
 # %% ../nbs/81_job.ipynb #f5325e98
 @patch
 def _split(self: Job, rows, held_out): # (search, held out)
-    t, c = self.table, self.config
-    return hold_out(t.labels, held_out, rows, c.folds, c.seed, t.groups)
+    c = self.config
+    return hold_out(self.strata, held_out, rows, c.folds, c.seed, self.table.groups)
 
 @patch
 def _check_search(self: Job, search):
     "Enough of each label is left beside the held-out rows"
     t, groups = self.table, self.table.groups
-    check_folds(t.labels[search], t.classes, self.config.folds, f'{t.source} ({len(search)} rows for the search)',
+    check_folds(self.strata[search], self.names, self.config.folds, f'{t.source} ({len(search)} rows for the search)',
                 held_out=False, groups=None if groups is None else groups[search])
 
 # %% ../nbs/81_job.ipynb #af415180
 @patch
 def _check_rows(self: Job):
     c, t = self.config, self.table
-    check_folds(t.labels, t.classes, c.folds, t.source, groups=t.groups)
-    least = c.folds * len(t.classes)
+    check_folds(self.strata, self.names, c.folds, t.source, groups=t.groups)
+    least = c.folds * len(self.names)
     if c.rows and not least <= c.rows <= len(t):
         raise InputError(f'rows is {c.rows}, expected {least} (one of each label for each fold) '
                          f'to {len(t)} (the rows of {t.source})')
     if c.effective_batch > len(t):
         raise InputError(f'effective_batch is {c.effective_batch}, but {t.source} has {len(t)} rows')
-    if t.groups is not None: self._check_search(self._split(c.rows or len(t), held_out_size(len(t), len(t.classes)))[0])
+    if t.groups is None: return
+    self._check_search(self._split(c.rows or len(t), held_out_size(len(t), len(self.names)))[0])
 
 # %% ../nbs/81_job.ipynb #487aa651
 @patch
@@ -163,6 +163,13 @@ def _token_store(self: Job, max_length): # tokenised once a length
 def _engine_now(self: Job): # one engine for the whole job
     if self.engine is None: self.engine = make_engine(self.model, self._base(), self.hardware)
     return self.engine
+
+# %% ../nbs/81_job.ipynb #6fac5048
+@patch
+def _check_targets(self: Job):
+    "Every choice of targets that is searched is there, before anything is written"
+    for targets in getattr(self.space.get('adapter_targets'), 'choices', ()):
+        with_adapter(shared_copy(self.model), self._base(adapter_targets=targets, adapter_rank=1))
 
 # %% ../nbs/81_job.ipynb #df2e56d9
 @patch
@@ -338,12 +345,19 @@ def _rows_per_s(self: Job, store, length, batch=16, at_least=4, at_least_s=1.):
 def _do_plan(self: Job):
     c, speeds = self.config, {int(k): v for k, v in self._speed['speeds'].items()}
     plan = size_job(
-        speeds, len(self.table), c.budget_s, c.folds, len(self.table.classes), c.trials, c.epochs,
+        speeds, len(self.table), c.budget_s, c.folds, len(self.names), c.trials, c.epochs,
         max(speeds) if c.max_length else None, c.rows, c.confirm)
     self.say(f'sized: {plan.reason}')
     if c.rows and plan.rows < c.rows:
         self.say(f'{c.rows} rows were asked for, {plan.rows} are left beside the {plan.held_out} that are held out')
     return self._decide_size(plan)
+
+# %% ../nbs/81_job.ipynb #80ebe4cb
+def _label_counts(table): # rows of each class
+    if table.task not in ('classification', 'multilabel'): return {}
+    several = table.task == 'multilabel'
+    counts = table.labels.sum(0) if several else np.bincount(table.labels, minlength=len(table.classes))
+    return {c: int(n) for c, n in zip(table.classes, counts)}
 
 # %% ../nbs/81_job.ipynb #d4a623f1
 @patch
@@ -376,19 +390,19 @@ def _do_data(self: Job):
         self.say(f'{store.truncated:,} of {len(store):,} rows are longer than {plan.max_length} tokens and were '
                  f'truncated (the longest: {store.longest:,} tokens, row {store.longest_row:,})')
     self._decide_data(search, held)
-    labels = {c: int((table.labels == n).sum()) for n, c in enumerate(table.classes)}
+    labels = _label_counts(table)
     return dict(
         rows=len(table), labels=labels, search_rows=len(search), heldout_rows=len(held),
         unused_rows=len(table) - len(search) - len(held), dropped_rows=table.dropped, max_length=plan.max_length,
         truncated=store.truncated, longest=store.longest, lengths=store.full_lengths[:5000].tolist(),
-        source=Path(table.source).name, text=c.text, pair=c.pair, label=c.label,
+        source=Path(table.source).name, text=c.text, pair=c.pair or c.completion, label=c.label,
         search=search.tolist(), heldout=held.tolist())
 
 # %% ../nbs/81_job.ipynb #a8a02a30
 @patch
 def _folds(self: Job, rows, seed=None):
     seed = self.config.seed if seed is None else seed
-    return stratified_folds(rows, self.table.labels, self.config.folds, seed, self.table.groups)
+    return stratified_folds(rows, self.strata, self.config.folds, seed, self.table.groups)
 
 # %% ../nbs/81_job.ipynb #c6a672fe
 @patch
@@ -594,7 +608,7 @@ def _do_confirm(self: Job):
     runner = fold_runner(self._engine_now(), store, self._folds(search, seed), base)
     with silent(): study = optuna.load_study(study_name='optkit', storage=sqlite_storage(self.folder / 'study.db'))
     result = confirm(study, runner, c.confirm, seed=seed, progress=self.progress)
-    value = _confirm_values(result, -1 if c.metric == 'loss' else 1)
+    value = _confirm_values(result, -1 if c.metric in LOWER_IS_BETTER else 1)
     reason = _confirm_reason(value, c.metric)
     self.decide('best trial', f"trial {value['winner']}", reason)
     self.say(f'again: {reason}')
@@ -604,11 +618,14 @@ def _do_confirm(self: Job):
 @patch
 def _do_ladder(self: Job):
     store, search, _ = self._ready()
+    if self.config.dtype or self.config.load_in: return self._no_ladder()
+    adapter = self._base().adapter # the model is under it
+    base, model = (dict(adapter=None), self.engine.model) if adapter else ({}, self.model)
     cuda, physical = self.hardware.device == 'cuda', self._batch['physical']
     effective = min(self._largest_step(), math.inf if cuda else 16)
     ladder = measure_ladder(
-        self.model, store, search, default_rungs(self.hardware, effective, physical),
-        self._base(effective_batch=effective, physical_batch=physical, layout='sorted'), self.hardware,
+        model, store, search, default_rungs(self.hardware, effective, physical),
+        self._base(effective_batch=effective, physical_batch=physical, layout='sorted', **base), self.hardware,
         self._ladder_seconds(), loss_steps=20 if cuda else 6, progress=self.progress)
     ratio = [r for r in ladder.records if not r.aside][-1].ratio
     self.say(f"ladder: {ratio['p50']:.2f} times the baseline with every row on "
@@ -616,6 +633,13 @@ def _do_ladder(self: Job):
     return dict(
         provenance=provenance(self.hardware, self.command), rows=[asdict(r) for r in ladder.records],
         stopped=ladder.comparison.stopped, confidence=ladder.comparison.confidence, note=ladder.note)
+
+# %% ../nbs/81_job.ipynb #013118ce
+@patch
+def _no_ladder(self: Job):
+    note = 'its baseline trains FP32 weights; these are loaded in another format'
+    self.decide('ladder', 'left out', note)
+    return dict(provenance=provenance(self.hardware, self.command), rows=[], stopped='', confidence=None, note=note)
 
 # %% ../nbs/81_job.ipynb #7c209581
 @patch
@@ -633,6 +657,7 @@ def bootstrap_score(
     confidence: float = .95, # of the interval
     seed: int = 0, # of the resamples
     groups: np.ndarray | None = None, # [rows], group of each row; rows of a group are drawn together
+    task: str = 'classification', # of the store
 ) -> tuple[float, float]: # low, high
     "Percentile interval of a metric over resampled rows, or over resampled groups"
     rng = np.random.default_rng(seed)
@@ -642,7 +667,7 @@ def bootstrap_score(
     scores = []
     for drawn in rng.integers(len(counts), size=(repeats, len(counts))):
         rows = np.concatenate([rows_of_group[g] for g in drawn])
-        scores.append(score(logits[rows], labels[rows], (metric,))[metric])
+        scores.append(score(logits[rows], labels[rows], (metric,), task)[metric])
     return tuple(np.nanquantile(scores, [.5 - confidence / 2, .5 + confidence / 2]).tolist())
 
 # %% ../nbs/81_job.ipynb #fd54fd11
@@ -654,46 +679,64 @@ def _do_final(self: Job):
     if best is None:
         return dict(params=None, metric=self.config.metric, score=None, rows=len(held), reason='no trial ran all folds')
     store, search, _ = self._ready()
-    config = self._refit(store, search, best)
-    logits, labels = self.engine.predict(store, held).cpu(), store.labels.cpu()[held]
+    config, engine = self._refit(store, search, best)
+    logits, labels = engine.predict(store, held).cpu(), engine.answers(store, held).cpu()
     if self.config.save_model:
-        save_model(self.engine.model, self.folder / 'model', self.tokenizer, self._plan['max_length'])
+        # a language model goes on beyond its rows
+        longest = None if store.task == 'causal' else self._plan['max_length']
+        save_model(engine.model, self.folder / 'model', self.tokenizer, longest)
     fresh = next(r['fresh'] for r in again['rows'] if r['number'] == winner) if again else None
-    final = _final_scores(logits, labels, best, config, self.table, search, held) | dict(fresh_score=fresh)
+    groups = _draws(store, held, self.table.groups)
+    final = _final_scores(logits, labels, best, config, self.table, search, groups)
+    count = None if self.table.groups is None else len(np.unique(groups))
+    final |= dict(rows=len(held), fresh_score=fresh, groups=count)
     self.say(_final_words(final, again))
     return final
 
 # %% ../nbs/81_job.ipynb #b2946cce
 @patch
-def _refit(self: Job, store, search, trial): # the configuration that it took
+def _refit(self: Job, store, search, trial): # the configuration that it took, and its engine
     base = self._base(layout=self._layout(), epochs=self._plan['epochs'])
     fewer = dict(physical_batch=trial['physical_batch']) if trial.get('physical_batch') else {}
     config = replace(base, **fewer | trial['params'])
-    trainer = Trainer(self._engine_now(), store, config, self.progress)
+    trainer = Trainer(variant_of(self._engine_now(), config), store, config, self.progress)
     trainer.refit(search)
     self._decide_training('final training', trainer.position.decisions)
-    return config
+    return config, trainer.engine
 
 # %% ../nbs/81_job.ipynb #399772b0
-def _final_scores(logits, labels, trial, config, table, search, held):
-    from sklearn.metrics import confusion_matrix
-    metrics, commonest = score(logits, labels), int(np.bincount(table.labels[search]).argmax())
-    groups = None if table.groups is None else table.groups[held]
+def _final_scores(logits, labels, trial, config, table, search, groups):
+    metrics = score(logits, labels, task=table.task)
+    by_class = _by_class(logits, labels, table, search) if table.task == 'classification' else {}
     return dict(
         params=trial['params'], metric=config.metric, score=metrics[config.metric], confidence=.95,
-        interval=bootstrap_score(logits, labels, config.metric, groups=groups),
-        groups=None if groups is None else len(np.unique(groups)), accuracy=metrics['accuracy'], metrics=metrics,
-        majority_accuracy=float((labels == commonest).float().mean()), rows=len(labels), labels=[*table.classes],
-        confusion=confusion_matrix(labels, logits.argmax(1), labels=range(len(table.classes))).tolist(),
+        interval=bootstrap_score(logits, labels, config.metric, groups=groups, task=table.task),
+        accuracy=metrics.get('accuracy'), metrics=metrics, **by_class,
         cv_score=trial['value'], trial=trial['number'], epochs=config.epochs)
+
+# %% ../nbs/81_job.ipynb #4a3d5a38
+def _by_class(logits, labels, table, search):
+    "What answering the commonest label would reach, and how often each label was taken for each"
+    from sklearn.metrics import confusion_matrix
+    commonest, classes = int(np.bincount(table.labels[search]).argmax()), range(len(table.classes))
+    return dict(
+        majority_accuracy=float((labels == commonest).float().mean()), labels=[*table.classes],
+        confusion=confusion_matrix(labels, logits.argmax(1), labels=classes).tolist())
+
+# %% ../nbs/81_job.ipynb #d336dc14
+def _draws(store, rows, groups):
+    "What is drawn together for an interval: groups, or the tokens of a row; None: each row alone"
+    if store.targets is None: return None if groups is None else groups[rows]
+    return np.repeat(rows if groups is None else groups[rows], store.targets[rows])
 
 # %% ../nbs/81_job.ipynb #46dc216c
 def _final_words(final, again):
     low, high = final['interval']
     groups = f" of {final['groups']} groups" if final['groups'] else ''
     text = (f"held out: {final['metric']} {final['score']:.4f} [{low:.4f}, {high:.4f}] on {final['rows']} rows{groups} "
-            f"that the search never saw; accuracy {final['accuracy']:.4f}, "
-            f"always the commonest label {final['majority_accuracy']:.4f}")
+            'that the search never saw')
+    if 'majority_accuracy' in final:
+        text += f"; accuracy {final['accuracy']:.4f}, always the commonest label {final['majority_accuracy']:.4f}"
     if not again: return text
     fresh = math.nan if final['fresh_score'] is None else final['fresh_score']
     return f"{text}; trial {final['trial']} had {final['cv_score']:.4f} in the search and {fresh:.4f} on new folds"

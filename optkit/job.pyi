@@ -29,6 +29,8 @@ class Job:
     folder: Path
     command: Any
     table: Any
+    strata: Any
+    names: Any
     space: Any
     hardware: Any
     fingerprint: Any
@@ -60,5 +62,5 @@ def forecast_totals(done: int) -> dict[int, str]:
     """The studies that a forecast is made for"""
 def forecasts(study: optuna.Study) -> dict:
     """Forecasts of larger studies from the trials that ended. Raises `InputError` where none did."""
-def bootstrap_score(logits: torch.Tensor, labels: torch.Tensor, metric: str, repeats: int=1000, confidence: float=0.95, seed: int=0, groups: np.ndarray | None=None) -> tuple[float, float]:
+def bootstrap_score(logits: torch.Tensor, labels: torch.Tensor, metric: str, repeats: int=1000, confidence: float=0.95, seed: int=0, groups: np.ndarray | None=None, task: str='classification') -> tuple[float, float]:
     """Percentile interval of a metric over resampled rows, or over resampled groups"""

@@ -13,11 +13,14 @@ from typing import Any
 
 from .base import Choice, field_errors, InputError
 from .precision import import_problem
-from .table import DEMO_DATA
+from .table import DEMO_DATA, read_table, Table, TASKS
 from .steps import LAYOUTS
-from .models import DEMO_MODEL, model_source, weight_files
-from .metrics import METRICS
+from optkit.models import (
+    choose_quantiser, DEMO_MODEL, DTYPES, load_model, load_tokenizer, model_length, model_source, QUANTISED,
+    weight_files)
+from .metrics import TASK_METRICS
 from .config import parse_settings, TrainConfig
+from .build import ADAPTER_FIELDS
 from .strategies import STRATEGIES
 
 # %% ../nbs/80_job_plan.ipynb #3576b096
@@ -44,7 +47,54 @@ DEMO_SPACE = (
     'lr=5e-5..8e-4:log', 'weight_decay=1e-3..0.3:log', 'warmup=0.0..0.3', 'label_smoothing=0.0..0.1',
     'effective_batch=8,16,32')
 SPACE = ('lr=5e-6..2e-4:log', *DEMO_SPACE[1:])
+NOT_SMOOTHED = ('regression', 'multilabel') # tasks whose loss has no label smoothing
 _LOWEST = dict(trials=1, folds=2, epochs=1, max_length=8, rows=1, effective_batch=1, budget_s=1, confirm=0)
+
+# %% ../nbs/80_job_plan.ipynb #91454021
+def default_metric(task: str) -> str: return TASK_METRICS[task][0]
+
+def _check_task(c):
+    "Raise `InputError` for columns that the task does not have, and for a format of weights that cannot train"
+    for name, values in (('task', TASKS), ('dtype', (None, *DTYPES)), ('load_in', (None, *QUANTISED))):
+        if (value := getattr(c, name)) not in values: raise InputError(f'{name} is {value!r}, expected one of {values}')
+    causal = c.task == 'causal'
+    if causal and c.label: raise InputError(
+        f'--label {c.label}: the task causal has no labels; name what follows the text with --completion')
+    if causal and c.pair: raise InputError(
+        f'--pair {c.pair}: the task causal has one text; name what follows it with --completion')
+    if c.completion and not causal: raise InputError(
+        f'--completion {c.completion}: is for --task causal, the task is {c.task}')
+    if not causal and not c.label: raise InputError(f'the task {c.task} needs --label, the name of a column')
+
+# %% ../nbs/80_job_plan.ipynb #1f5d74b2
+def read_task(
+    c: object, # what has the fields of a `JobConfig`
+    drop_empty: bool = False # leave out rows with an empty text
+) -> Table:
+    "The table of a command. Raises `InputError` for columns that the task does not have."
+    _check_task(c)
+    return read_table(c.data, c.text, c.label, c.pair, drop_empty, c.group, c.task, c.completion)
+
+# %% ../nbs/80_job_plan.ipynb #b061b7fc
+def load_task(
+    c: object, # what has the fields of a `JobConfig`
+    table: Table, # see `read_task`
+    adapter: str | None, # of the training
+    device: str, # that weights in a format that was asked for are read to
+    seed: int = 0 # of a new head
+) -> tuple: # tokenizer, model, tokens of a row at most
+    "What a command trains. Raises `InputError` for a model, a format or a length that cannot be had."
+    if c.load_in:
+        if not adapter: raise InputError(
+            f'--load-in {c.load_in}: such a model trains under an adapter; add adapter=lora')
+        choose_quantiser(c.load_in, import_problem('bitsandbytes'), import_problem('torchao'))
+    tokenizer = load_tokenizer(c.model)
+    model = load_model(c.model, table.classes, tokenizer, seed, c.task, c.dtype, c.load_in,
+                       device if c.dtype or c.load_in else None)
+    most = model_length(model, tokenizer, default=math.inf)
+    if (c.max_length or 0) > most: raise InputError(
+        f'max_length is {c.max_length}, the model takes at most {most} tokens')
+    return tokenizer, model, c.max_length or min(512, most)
 
 # %% ../nbs/80_job_plan.ipynb #4dfca0c3
 @dataclass(frozen=True)
@@ -52,7 +102,7 @@ class JobConfig:
     "A job; what is None is sized to the budget, or to the data where there is no budget"
     data: str # .csv, .tsv or .jsonl (also .gz or .xz), or .parquet
     text: str # column of the text
-    label: str # column of the label
+    label: str | None = None # column of the label; none for the task `causal`
     pair: str | None = None # column of the second text
     group: str | None = None # column of the group, such as the document; a group is never split
     model: str = DEMO_MODEL # 'demo', a local folder, or a name on the hub
@@ -65,8 +115,8 @@ class JobConfig:
     rows: int | None = None # rows that the search may use
     lr: float = 2e-5 # learning rate of the first training and the first trial
     effective_batch: int = 16 # rows of an optimizer step, likewise
-    space: tuple[str, ...] = SPACE # see `space.parse_space`
-    metric: str = 'macro_f1' # one of `metrics.METRICS`
+    space: tuple[str, ...] | None = None # see `space.parse_space`; None: `SPACE`, as far as the task has its parameters
+    metric: str | None = None # one of `metrics.TASK_METRICS`; None: the first of the task
     strategy: str = 'racing' # one of `strategies.STRATEGIES`: when a trial is given up
     confirm: int = 3 # best trials that run again on other folds; 0: the winner of the search is taken as it is
     precision: str | None = None # 'bf16', 'fp16', 'fp32'; None: chosen for the machine
@@ -77,8 +127,18 @@ class JobConfig:
     save_model: bool = True # keep the refitted model in the run folder
     title: str = 'Tuning run' # of the report
     train: tuple[str, ...] = () # further fields of `TrainConfig` as name=value
+    task: str = 'classification' # one of `table.TASKS`
+    completion: str | None = None # column of the text that follows, of which alone is learnt; for `causal`
+    dtype: str | None = None # 'bf16' or 'fp32': of the weights as they are loaded; None: fp32
+    load_in: str | None = None # '8bit' or '4bit': a quantised base, for an adapter
 
-    def __post_init__(self): _check_job(self)
+    def __post_init__(self):
+        _check_task(self)
+        smoothed = self.task in ('classification', 'tokens')
+        space = tuple(s for s in SPACE if smoothed or not s.startswith('label_smoothing'))
+        for name, value in (('metric', default_metric(self.task)), ('space', space)):
+            if getattr(self, name) is None: object.__setattr__(self, name, value)
+        _check_job(self)
 
     @property
     def settings(self) -> dict: # by name
@@ -87,7 +147,7 @@ class JobConfig:
 
 # %% ../nbs/80_job_plan.ipynb #d032998d
 def _check_job(config):
-    choices = dict(strategy=tuple(STRATEGIES), layout=LAYOUTS, metric=METRICS)
+    choices = dict(strategy=tuple(STRATEGIES), layout=LAYOUTS, metric=TASK_METRICS[config.task])
     for message in field_errors(config, _LOWEST, choices, typed=False): raise InputError(message)
     if not 0 < config.lr < math.inf: raise InputError(f'lr is {config.lr}, expected more than 0 and finite')
     if not 0 <= config.seed < 2**32: raise InputError(f'seed is {config.seed}, expected 0 to {2**32 - 1}')
@@ -104,13 +164,19 @@ def demo_config(
 
 # %% ../nbs/80_job_plan.ipynb #5e5b4343
 SEARCHED = ('lr', 'weight_decay', 'warmup', 'schedule', 'label_smoothing', 'effective_batch', 'epochs', 'max_grad_norm',
-            'augment')
+            'augment', *ADAPTER_FIELDS)
 
 # %% ../nbs/80_job_plan.ipynb #a503e0ae
-def check_space(space, base):
+def check_space(space, base, task='classification'):
     "Every parameter belongs to a trial, and both ends of its range make a configuration"
     for name, values in space.items():
         if name not in SEARCHED: raise InputError(f'space: {name!r} cannot be searched, expected one of {SEARCHED}')
+        if name in ADAPTER_FIELDS and not base.adapter: raise InputError(
+            f'space: {name!r} is of an adapter, and there is none; add adapter=lora or adapter=dora')
+        if name in ADAPTER_FIELDS and isinstance(getattr(values, 'low', None), float): raise InputError(
+            f'space: {name} is a range; each value has an engine of its own, so name some: {name}=a,b,c')
+        if name == 'label_smoothing' and task in NOT_SMOOTHED: raise InputError(
+            f'space: {name!r} is for classes, the task is {task}; leave it out')
         for value in getattr(values, 'choices', None) or (values.low, values.high):
             try: replace(base, **{name: value})
             except (ValueError, TypeError) as exc: raise InputError(f'space {name}={value}: {exc}') from None
@@ -207,6 +273,12 @@ def _weights_digest(path, edge=4 << 20):
 _FINGERPRINT = ('text', 'pair', 'label', 'group', 'folds', 'metric', 'strategy', 'layout', 'seed', 'drop_empty',
                 'budget_s', 'epochs', 'max_length', 'rows', 'lr', 'effective_batch')
 
+# %% ../nbs/80_job_plan.ipynb #cca9991a
+def task_fingerprint(c) -> dict: # only what is not as it was before there were tasks
+    "Of a command: the task and the format of its weights"
+    values = {n: getattr(c, n) for n in ('task', 'completion', 'dtype', 'load_in')}
+    return {n: value for n, value in values.items() if value not in (None, 'classification')}
+
 # %% ../nbs/80_job_plan.ipynb #887f9b31
 def fingerprint(
     config: JobConfig,
@@ -216,9 +288,10 @@ def fingerprint(
     folder = Path(model_source(config.model))
     weights = {p.name: _weights_digest(p) for p in weight_files(folder)} if folder.is_dir() else {}
     model = config.model if config.model == DEMO_MODEL or not weights else folder.name
-    train = {'train': list(config.train)} if config.train else {}
+    more = {'train': list(config.train)} if config.train else {}
     return dict(data=sha256_of(config.data), model=model, weights=weights, space=list(config.space),
-                precision=precision, **{n: getattr(config, n) for n in _FINGERPRINT}, **train)
+                precision=precision, **{n: getattr(config, n) for n in _FINGERPRINT}, **more,
+                **task_fingerprint(config))
 
 # %% ../nbs/80_job_plan.ipynb #e6c1de02
 # Fields of `TrainConfig`: the fast engine does without them, or was not tried with them

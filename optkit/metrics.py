@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from .base import InputError
 
 # %% ../nbs/40_metrics.ipynb #cc3d7360
-METRICS = ('macro_f1', 'accuracy', 'matthews', 'auroc', 'loss') # of classification
+METRICS = ('macro_f1', 'accuracy', 'matthews', 'auroc', 'loss', 'f1', 'average_precision') # of classification
 TASK_METRICS = dict(
-    classification=METRICS, tokens=METRICS, multilabel=('macro_f1', 'micro_f1', 'accuracy', 'auroc', 'loss'),
+    classification=METRICS, tokens=METRICS,
+    multilabel=('macro_f1', 'micro_f1', 'accuracy', 'auroc', 'loss', 'average_precision'),
     regression=('loss', 'mae', 'r2', 'pearson'), causal=('loss', 'accuracy', 'perplexity'))
 ALL_METRICS = tuple(dict.fromkeys(name for names in TASK_METRICS.values() for name in names))
 LOWER_IS_BETTER = ('loss', 'mae', 'perplexity')
@@ -52,27 +53,30 @@ def _to_host(logits, labels):
     return packed[:, :width], packed[:, width:].reshape(labels.shape)
 
 # %% ../nbs/40_metrics.ipynb #c01f90c9
-def _auroc(values, truth):
-    from sklearn.metrics import roc_auc_score
+def _ranked(values, truth, area, **several):
+    "An area under a curve of scikit-learn; NaN where a class is missing"
     classes = values.shape[1]
     if not np.isfinite(values).all() or len(set(truth)) < classes: return math.nan
-    if classes == 2: return roc_auc_score(truth, values[:, 1] - values[:, 0])
+    if classes == 2: return area(truth, values[:, 1] - values[:, 0])
     odds = np.exp(values - values.max(1, keepdims=True))
-    return roc_auc_score(truth, odds / odds.sum(1, keepdims=True), multi_class='ovr')
+    return area(truth, odds / odds.sum(1, keepdims=True), **several)
 
 # %% ../nbs/40_metrics.ipynb #31c99da4
 def _class_metrics(values, truth):
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+    from sklearn.metrics import (
+        accuracy_score, average_precision_score, f1_score, matthews_corrcoef, roc_auc_score)
     truth, predicted = truth.astype(int), values.argmax(1)
-    return dict(
+    positive = {} if values.shape[1] != 2 else dict(f1=lambda: f1_score(truth, predicted, zero_division=0))
+    return positive | dict(
         macro_f1=lambda: f1_score(truth, predicted, average='macro', zero_division=0),
         accuracy=lambda: accuracy_score(truth, predicted), matthews=lambda: matthews_corrcoef(truth, predicted),
-        auroc=lambda: _auroc(values, truth),
+        auroc=lambda: _ranked(values, truth, roc_auc_score, multi_class='ovr'),
+        average_precision=lambda: _ranked(values, truth, average_precision_score),
         loss=lambda: F.cross_entropy(torch.from_numpy(values), torch.from_numpy(truth)).item())
 
 # %% ../nbs/40_metrics.ipynb #b8b11606
 def _multilabel_metrics(values, truth):
-    from sklearn.metrics import f1_score, roc_auc_score
+    from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
     predicted, labels = (values > 0).astype(int), truth.astype(int)
     defined = np.isfinite(values).all() and all(0 < c < len(labels) for c in labels.sum(0)) # AUROC of each class
     logits, targets = torch.from_numpy(values), torch.from_numpy(truth)
@@ -81,6 +85,7 @@ def _multilabel_metrics(values, truth):
         micro_f1=lambda: f1_score(labels, predicted, average='micro', zero_division=0),
         accuracy=lambda: (predicted == labels).all(1).mean(),
         auroc=lambda: roc_auc_score(labels, values, average='macro') if defined else math.nan,
+        average_precision=lambda: average_precision_score(labels, values) if defined else math.nan,
         loss=lambda: F.binary_cross_entropy_with_logits(logits, targets).item())
 
 # %% ../nbs/40_metrics.ipynb #2c9ae804
@@ -113,7 +118,8 @@ def score(
     "Metrics of a pass, after one transfer"
     values, truth = _to_host(logits, labels)
     functions = _METRICS_OF[task](values, truth)
-    scores = {name: float(functions[name]()) for name in (TASK_METRICS[task] if metrics is None else metrics)}
+    names = [n for n in TASK_METRICS[task] if n in functions] if metrics is None else metrics
+    scores = {name: float(functions[name]()) for name in names}
     if custom is None: return scores
     if not labels.is_floating_point(): truth = truth.astype(np.int64)
     return scores | dict(custom=float(custom(values, truth)))

@@ -7,7 +7,7 @@ __all__ = ['load_tokenizer', 'example_model', 'load_model', 'model_length']
 
 # %% ../nbs/31_models.ipynb #b449eba8
 import copy, hashlib, importlib.util, json, os, threading, time, warnings, math
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
@@ -15,7 +15,7 @@ from pickle import UnpicklingError
 import torch
 
 from .base import Choice, first_line, InputError
-from .precision import text_config
+from .precision import import_problem, text_config
 from .store import TokenStore
 from .batch_finder import is_out_of_memory
 
@@ -238,7 +238,7 @@ def _move_head(model, rows):
     "Keep these outputs of a model, in this order"
     for name, side in _head_sides(model).items():
         owner, weight = model.get_submodule(name.rpartition('.')[0]), model.get_parameter(name)
-        weight.data = weight.data.index_select(side, torch.tensor(rows))
+        weight.data = weight.data.index_select(side, torch.tensor(rows, device=weight.device))
         if hasattr(owner, 'out_features'): owner.out_features = len(rows)
     model.num_labels = len(rows)
 
@@ -284,26 +284,80 @@ def set_padding(model, pad_id):
     for config in (model.config, text_config(model)): config.pad_token_id = pad_id
     if getattr(embeddings, 'padding_idx', None) is not None: embeddings.padding_idx = pad_id # its row has no gradient
 
+# %% ../nbs/31_models.ipynb #45fa1f84
+HEADS = dict( # classes of transformers, and what they are called
+    **dict.fromkeys(('classification', 'regression', 'multilabel'), ('SequenceClassification', 'sequence classifier')),
+    tokens=('TokenClassification', 'token classifier'), causal=('CausalLM', 'causal language model'))
+DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16)
+QUANTISED = ('8bit', '4bit')
+_PROBLEM_TYPES = dict(classification='single_label_classification', multilabel='multi_label_classification',
+                      regression='regression')
+
+# %% ../nbs/31_models.ipynb #1dbca039
+def choose_quantiser(
+    quantised: str, # one of `QUANTISED`
+    bitsandbytes: str, torchao: str # why the package cannot be imported; empty: it can
+) -> Choice: # 'bitsandbytes' or 'torchao'
+    "The package that quantises a base as it is read, with the reason. Raises `InputError` where there is none."
+    if quantised not in QUANTISED: raise InputError(f'quantised is {quantised!r}, expected one of {QUANTISED}')
+    if not bitsandbytes: return Choice('bitsandbytes', 'it reads the codes in its own products')
+    if not torchao and quantised == '8bit': return Choice('torchao', f'bitsandbytes: {bitsandbytes}')
+    more = f' or torchao ({torchao})' if quantised == '8bit' else ''
+    raise InputError(f'a model in {quantised} needs bitsandbytes ({bitsandbytes}){more}; run: pip install bitsandbytes')
+
+# %% ../nbs/31_models.ipynb #bd8c8798
+def _head_layers(kind, config):
+    "Names of the layers of a model that are not quantised: above the base, and poolers"
+    with torch.device('meta'), quiet(): model = kind.from_config(config)
+    above = {n for n, _ in model.named_children()} - {model.base_model_prefix}
+    return [n for n, m in model.named_modules()
+            if (n in above or n.endswith('pooler')) and next(m.parameters(), None) is not None]
+
+# %% ../nbs/31_models.ipynb #874580ea
+def _formats(kind, config, dtype, quantised, device):
+    "Arguments of `from_pretrained`. Raises `InputError` for a format that is unknown or cannot be had."
+    if dtype not in (None, *DTYPES): raise InputError(f'dtype is {dtype!r}, expected one of {tuple(DTYPES)}')
+    dtype = DTYPES[dtype or ('bf16' if quantised else 'fp32')]
+    if not quantised: return dict(dtype=dtype)
+    package = choose_quantiser(quantised, import_problem('bitsandbytes'), import_problem('torchao')).value
+    from transformers import BitsAndBytesConfig, TorchAoConfig
+    whole = _head_layers(kind, config)
+    if package == 'torchao':
+        from torchao.quantization import Int8WeightOnlyConfig
+        how = TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=whole)
+    elif quantised == '8bit': how = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=whole)
+    else: how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_compute_dtype=dtype,
+                                   bnb_4bit_use_double_quant=True, llm_int8_skip_modules=whole)
+    return dict(dtype=dtype, quantization_config=how)
+
 # %% ../nbs/31_models.ipynb #87da58a0
 def load_model(
     name: str, # see `model_source`
-    classes: tuple[str, ...], # class names
+    classes: tuple[str, ...] = (), # class names; none for `regression` and `causal`
     tokenizer: object | None = None, # whose padding id the model then has
-    seed: int = 0 # of the new classification head
-): # a sequence classifier of transformers in FP32, on the CPU
-    "A pretrained sequence classifier with a head for these classes. Raises `InputError` where there is none."
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-    source, what = model_source(name), 'sequence classifier'
-    rows = choose_head(classes, _from_pretrained(AutoConfig, name, source, what).id2label).value
-    new_head = {} if rows else dict(num_labels=len(classes))
-    with seeded(seed):
-        model = _from_pretrained(AutoModelForSequenceClassification, name, source, what, weights_only=True,
-                                 dtype=torch.float32, ignore_mismatched_sizes=True, **new_head)
+    seed: int = 0, # of a new head
+    task: str = 'classification', # one of `table.TASKS`
+    dtype: str | None = None, # of the weights, one of `DTYPES`; None: fp32, or bf16 around quantised layers
+    quantised: str | None = None, # one of `QUANTISED`: the linear layers below the head; None: as they are
+    device: str | None = None # that the weights are read to; None: the CPU
+): # a model of transformers
+    "A pretrained model with the head of a task. Raises `InputError` where there is none."
+    import transformers
+    (end, what), source, device = HEADS[task], model_source(name), None if device == 'cpu' else device
+    config = _from_pretrained(transformers.AutoConfig, name, source, what)
+    kind = getattr(transformers, f'AutoModelFor{end}')
+    rows = choose_head(classes, config.id2label).value if classes else None
+    settings = {} if rows or task == 'causal' else dict(num_labels=len(classes) or 1)
+    settings |= _formats(kind, config, dtype, quantised, device)
+    at_once = device and not import_problem('accelerate') # else they are read to the CPU in their format, and moved
+    with torch.device(device) if at_once else nullcontext(), seeded(seed):
+        model = _from_pretrained(kind, name, source, what, weights_only=True, ignore_mismatched_sizes=True, **settings)
         if rows: _move_head(model, rows)
-    _name_outputs(model.config, classes)
-    model.config.problem_type = 'single_label_classification' if len(classes) > 1 else None
+    if classes: _name_outputs(model.config, classes)
+    several = task != 'classification' or len(classes) > 1
+    if task != 'causal': model.config.problem_type = _PROBLEM_TYPES.get(task) if several else None
     if tokenizer is not None: set_padding(model, tokenizer.pad_token_id)
-    return model
+    return model.to(device) if device and not at_once else model
 
 # %% ../nbs/31_models.ipynb #efb12f57
 OFFSET_POSITIONS = ( # families whose positions start behind the padding token
@@ -313,13 +367,14 @@ OFFSET_POSITIONS = ( # families whose positions start behind the padding token
 # %% ../nbs/31_models.ipynb #fa4c7873
 def model_length(
     model_or_config: object, # of transformers
-    tokenizer: object | None = None # whose limit counts too
+    tokenizer: object | None = None, # whose limit counts too
+    default: int = 512 # where nothing limits it
 ) -> int: # tokens, special tokens included
-    "The longest row that the position embeddings allow; 512 where nothing limits it"
+    "The longest row that the position embeddings allow"
     config = text_config(model_or_config)
     positions = getattr(config, 'max_position_embeddings', None)
     limits = [n for n in (positions, getattr(tokenizer, 'model_max_length', None)) if n and 0 < n < 10**6]
-    if not limits: return 512
+    if not limits: return default
     starts_later = min(limits) == positions and config.model_type in OFFSET_POSITIONS
     return min(limits) - (config.pad_token_id + 1 if starts_later else 0)
 
@@ -363,9 +418,6 @@ def check_tokens(
         f'tokenise with max_length={positions}')
 
 # %% ../nbs/31_models.ipynb #04eaa2f5
-_PROBLEM_TYPES = dict(classification='single_label_classification', multilabel='multi_label_classification',
-                      regression='regression')
-
 def _summarises_padding(model): # XLNet
     summarises = getattr(model.config, 'summary_type', '') in ('last', 'mean')
     return summarises and any(name.endswith('sequence_summary') for name, _ in model.named_modules())

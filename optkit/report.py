@@ -567,6 +567,9 @@ def _score_rows(final):
     interval = ' to '.join(map(score_words, ends)) if all(map(is_finite, ends)) else None
     rows = [[f'{metric}, held-out rows', (score_words(final.get('score')), interval)],
             [f'{metric}, mean over the folds of the search', score_words(final.get('cv_score'))]]
+    if 'majority_accuracy' not in final: # a task other than classification
+        others = {name: value for name, value in (final.get('metrics') or {}).items() if name != metric}
+        return rows + [[f'{name}, held-out rows', score_words(value)] for name, value in others.items()]
     if metric != 'accuracy': rows.append(['accuracy, held-out rows', score_words(final.get('accuracy'))])
     return [*rows, ['accuracy of the most frequent label', score_words(final.get('majority_accuracy'))]]
 

@@ -41,6 +41,7 @@ def _difference(name, saved, wanted):
 
 # %% ../nbs/47_run_folder.ipynb #7607bdda
 RUN_VERSION = 1 # of what a run folder holds
+_ONLY_WHERE_GIVEN = 'train', 'task', 'completion', 'dtype', 'load_in' # of a fingerprint
 
 def _check_writable(folder):
     path = next(p for p in (folder, *folder.absolute().parents) if p.exists())
@@ -74,7 +75,7 @@ def check_folder(
                              'use --out with an empty or new one')
         return False
     saved = _saved_fingerprint(folder)
-    differ = [k for k in dict.fromkeys([*wanted, 'train']) if saved.get(k) != wanted.get(k)]
+    differ = [k for k in dict.fromkeys([*wanted, *_ONLY_WHERE_GIVEN]) if saved.get(k) != wanted.get(k)]
     if differ:
         differences = ', '.join(_difference(k, saved.get(k), wanted.get(k)) for k in differ[:3])
         raise InputError(f'{folder}: belongs to another study ({differences}); use --out with another folder')

@@ -17,7 +17,7 @@ import torch
 from fastcore.basics import patch
 from tqdm.auto import tqdm
 
-from .base import Choice, InputError, moved, size
+from .base import Choice, first_line, InputError, moved, rows_in_words, size
 from .table import IGNORED, Table
 
 # %% ../nbs/21_store.ipynb #d31a6656
@@ -137,11 +137,63 @@ def _encode_rows(table, tokenizer, max_length, rows):
     return _Encoded(_flatten(ids, np.int32), _flatten(types, np.uint8), _flatten(targets, np.int32), lengths,
                     np.array(full_lengths), lost)
 
+# %% ../nbs/21_store.ipynb #2279be9c
+def _assistant_turns(messages, render):
+    "(start, end) characters of what the assistant says; `render`: the text of the first messages of the chat"
+    text, turns = render(messages), []
+    for n, message in enumerate(messages):
+        if message['role'] != 'assistant': continue
+        before, after = render(messages[:n], add_generation_prompt=True), render(messages[:n + 1])
+        if after.startswith(before) and text.startswith(after): turns.append((len(before), len(after)))
+    return text, turns
+
+# %% ../nbs/21_store.ipynb #19d80278
+def _written_out(text, completion, tokenizer):
+    "A row as one text, and the (start, end) characters that are learnt"
+    if isinstance(text, str): return text + completion, [(len(text), len(text + completion))]
+    def render(messages, **settings):
+        return tokenizer.apply_chat_template(messages, tokenize=False, **settings) if messages else ''
+    if completion is None: return _assistant_turns(text, render)
+    whole, turns = _assistant_turns([*text, dict(role='assistant', content=completion)], render)
+    return whole, turns[-1:]
+
+# %% ../nbs/21_store.ipynb #16b8bb8b
+def _learnt(sides, offsets, spans):
+    "For each token whether it is learnt: its characters overlap a span, or it ends the row behind one"
+    end = max((b for _, b in spans), default=math.inf)
+    last = max((b for side, (_, b) in zip(sides, offsets) if side is not None), default=0)
+    inner = [n for n, side in enumerate(sides) if side is not None]
+    closes = range(inner[-1] + 1 if inner and end >= last else len(sides), len(sides))
+    return [n in closes if side is None else any(a < e and max(b, a + 1) > s for s, e in spans)
+            for n, (side, (a, b)) in enumerate(zip(sides, offsets))]
+
+# %% ../nbs/21_store.ipynb #8c9d4bb3
+def _encode_answers(table, tokenizer, max_length, rows):
+    "Tokenise a slice of rows of which a part is learnt; what is beyond `max_length` is cut from the end"
+    completions = table.completions[rows] if table.completions else [None] * len(table.texts[rows])
+    pairs = zip(table.texts[rows], completions)
+    texts, spans = zip(*[_written_out(text, completion, tokenizer) for text, completion in pairs])
+    out = tokenizer([*texts], add_special_tokens=not table.chat, return_offsets_mapping=True, truncation=False,
+                    return_attention_mask=False, verbose=False)
+    ids, types, targets, end = out['input_ids'], out.get('token_type_ids'), [], tokenizer.eos_token_id
+    for n, row in enumerate(ids):
+        learnt = _learnt(sides := out.sequence_ids(n), out['offset_mapping'][n], spans[n])
+        if not table.chat and end is not None and sides[-1:] != [None] and row[-1:] != [end]:
+            row.append(end)
+            learnt.append(True)
+            if types: types[n].append(types[n][-1])
+        targets.append([t if l else IGNORED for t, l in zip(row[1:max_length], learnt[1:])] + [IGNORED])
+    full_lengths = np.array([len(row) for row in ids])
+    ids, types = ([r[:max_length] for r in part] if part else None for part in (ids, types))
+    return _Encoded(_flatten(ids, np.int32), _flatten(types, np.uint8), _flatten(targets, np.int32),
+                    np.minimum(full_lengths, max_length), full_lengths, 0)
+
 # %% ../nbs/21_store.ipynb #d45f1e65
 def _encode(table, tokenizer, max_length, progress, chunk=512):
     "All rows, a chunk at a time, so that no list of all rows is held"
     starts = tqdm(range(0, len(table), chunk), desc='tokenise', disable=not progress, leave=False)
-    parts = [_encode_rows(table, tokenizer, max_length, slice(start, start + chunk)) for start in starts]
+    encode = _encode_answers if table.chat or table.completions else _encode_rows
+    parts = [encode(table, tokenizer, max_length, slice(start, start + chunk)) for start in starts]
     *arrays, lost = zip(*parts)
     return _Encoded(*(None if a[0] is None else np.concatenate(a) for a in arrays), sum(lost))
 
@@ -221,11 +273,29 @@ def checked_whole(
     return number
 
 # %% ../nbs/21_store.ipynb #4b315e62
+def _parts(cell):
+    "The texts in a cell: a text, words, or the messages of a chat"
+    if isinstance(cell, str): return [cell]
+    return [part if isinstance(part, str) else f"{part['role']}:{part['content']}" for part in cell]
+
+def _check_chats(table, tokenizer):
+    "Raises `InputError` for a tokenizer that cannot write the chats out"
+    if not table.chat: return
+    kind, first = type(tokenizer).__name__, table.texts[0]
+    if not getattr(tokenizer, 'chat_template', None): raise InputError(
+        f'{table.source} holds chats, but {kind} has no chat template; set its chat_template, or give texts')
+    for row, messages in enumerate(table.texts):
+        try: tokenizer.apply_chat_template(messages, tokenize=False)
+        except Exception as exc: # of the template, which is code that somebody else wrote
+            raise InputError(f'{table.source}: the chat template refuses row {table.number(row)} '
+                             f'({first_line(exc)})') from None
+
+# %% ../nbs/21_store.ipynb #5e8d1ef0
 def _check_characters(table):
     "Raises `InputError` for half of a character, which no tokenizer takes"
-    for row, parts in enumerate(zip(table.texts) if table.pairs is None else zip(table.texts, table.pairs)):
+    for row, cells in enumerate(zip(*filter(None, (table.texts, table.pairs, table.completions)))):
         try:
-            for part in parts: (part if isinstance(part, str) else ' '.join(part)).encode()
+            for part in chain.from_iterable(map(_parts, cells)): part.encode()
         except UnicodeEncodeError as exc: raise InputError(
             f'{table.source}: row {table.number(row)} holds {exc.object[exc.start]!r}, half of a character, '
             'which no tokenizer takes; mend or remove it') from None
@@ -242,7 +312,19 @@ def _checked_length(table, tokenizer, max_length):
     try: max_length = checked_whole('max_length', max_length, special + 1)
     except ValueError as exc: raise InputError(f'{exc}: {special} special tokens and one of the text') from None
     _check_characters(table)
+    _check_chats(table, tokenizer)
     return max_length
+
+# %% ../nbs/21_store.ipynb #1b6fec44
+def _check_targets(table, counts, max_length):
+    "Raises `InputError` where nothing is to be learnt, or the completion of a row is cut away altogether"
+    empty = [table.number(n) for n in np.flatnonzero(counts == 0)]
+    if not (table.chat or table.completions):
+        if len(empty) == len(table): raise InputError(
+            f'{table.source}: no token is left to be learnt at {max_length} tokens a row; raise max_length')
+    elif empty: raise InputError(
+        f'{table.source}: the prompt of {len(empty)} rows ({rows_in_words(empty)}) leaves nothing to be learnt within '
+        f'{max_length} tokens; raise max_length, or remove these rows')
 
 # %% ../nbs/21_store.ipynb #028846ec
 def _tokenised(table, tokenizer, max_length, progress):
@@ -250,11 +332,11 @@ def _tokenised(table, tokenizer, max_length, progress):
     if not rows.lengths.all(): raise InputError(
         f'{table.source}: row {table.number(np.argmin(rows.lengths))} has no token at all; remove it')
     offsets, counts = np.concatenate([[0], np.cumsum(rows.lengths)]), None
-    if rows.targets is None: labels = table.labels.astype(np.float32 if table.task == 'regression' else np.int64)
+    numbers = table.task in ('regression', 'multilabel')
+    if rows.targets is None: labels = table.labels.astype(np.float32 if numbers else np.int64)
     else:
         labels, counts = rows.targets, np.add.reduceat((rows.targets != IGNORED).astype(np.int64), offsets[:-1])
-        if not counts.any(): raise InputError(
-            f'{table.source}: no token is left to be learnt at {max_length} tokens a row; raise max_length')
+        _check_targets(table, counts, max_length)
     tokens, offsets, labels, types = (
         None if a is None else torch.from_numpy(a) for a in (rows.tokens, offsets, labels, rows.types))
     return TokenStore(tokens, offsets, labels, types, rows.lengths, tuple(table.classes), max_length,
@@ -321,7 +403,10 @@ def store_key(
         digest.update(raw)
     add_text(_tokenizer_text(tokenizer))
     for cell in chain(table.texts, table.pairs or ()):
-        for part in ([str(len(cell)), *cell] if isinstance(cell, list) else [cell]): add_text(part)
+        for part in ([str(len(cell)), *_parts(cell)] if isinstance(cell, list) else [cell]): add_text(part)
+    if table.chat or table.completions: # as it is written out
+        about = table.completions, tokenizer.eos_token_id, tokenizer.chat_template if table.chat else None
+        add_text(json.dumps(['answers', *about]))
     for label in table.labels if isinstance(table.labels, list) else [table.labels]:
         digest.update(np.ascontiguousarray(label).tobytes())
     if table.numbers is not None: digest.update(np.ascontiguousarray(table.numbers, dtype=np.int64).tobytes())

@@ -261,16 +261,40 @@ def _words_of(value, row, name, source):
     raise InputError(f"{source}: column '{name}' holds {_abbreviated(value)} in row {row}; "
                      'expected a list, one entry a word')
 
+# %% ../nbs/20_table.ipynb #0a859a67
+def _classes_of(value, row, name, source):
+    "The classes of a row: a list of them, or a text with | between them; blank: none"
+    value = _unwrapped(value)
+    if isinstance(value, (list, tuple, np.ndarray)): value = _words_of(value, row, name, source)
+    else: value = _text_of(value, row, name, source).split('|')
+    return [v.strip() for v in value if v.strip()]
+
+# %% ../nbs/20_table.ipynb #aa981fc7
+def _message_of(value): # role and content of a message; None: it is none
+    if not isinstance(value, Mapping): return None
+    role, content = (_unwrapped(value.get(key)) for key in ('role', 'content'))
+    return dict(role=role, content=content) if isinstance(role, str) and isinstance(content, str) else None
+
+def _text_or_chat(value, row, name, source):
+    "A text, or the messages of a chat"
+    value = _unwrapped(value)
+    if not isinstance(value, (list, tuple, np.ndarray)): return _text_of(value, row, name, source)
+    messages = [_message_of(m) for m in value]
+    if all(messages): return messages
+    odd = next(m for m, message in zip(value, messages) if not message)
+    raise InputError(f"{source}: column '{name}' holds {_abbreviated(odd)} in row {row}; "
+                     "expected a text, or messages with the texts 'role' and 'content'")
+
 # %% ../nbs/20_table.ipynb #132809f9
-def _column(frame, name, source, words, available):
-    "Cells of a column as texts, or as lists of them; `available`: all columns of the data"
+def _column(frame, name, source, read, available):
+    "Cells of a column, each as `read` takes it; `available`: all columns of the data"
     if name not in frame.columns:
         columns = ', '.join(repr(str(c)) for c in list(available)[:12])
         raise InputError(f"{source}: no column '{name}'; it has {columns}{_separator_hint(list(available))}")
     cells = frame[name]
     if isinstance(cells, pd.DataFrame):
         raise InputError(f"{source}: column '{name}' stands {cells.shape[1]} times; rename all but one")
-    return [(_words_of if words else _text_of)(value, row, name, source) for row, value in enumerate(cells, 1)]
+    return [read(value, row, name, source) for row, value in enumerate(cells, 1)]
 
 # %% ../nbs/20_table.ipynb #8cbcace1
 GAPS = frozenset(('#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|Nan|NAN|None|n/a'
@@ -374,7 +398,7 @@ def _name_notes(names, what):
     return notes
 
 # %% ../nbs/20_table.ipynb #897ed379
-TASKS = ('classification', 'regression', 'tokens', 'causal')
+TASKS = ('classification', 'regression', 'multilabel', 'tokens', 'causal')
 
 # %% ../nbs/20_table.ipynb #38a290be
 IGNORED = -100 # label of a token that counts in no loss: the default `ignore_index` of torch's cross entropy
@@ -393,6 +417,23 @@ def parse_numbers(
         f"{source}: column '{name}' holds no number in {len(odd)} rows ({rows_in_words(_source_rows(odd, rows))}: "
         f'{values[odd[0] - 1]!r:.40}); a regression needs one in each, at most 3.4e38')
     return np.array([float(v) for v in values], dtype=np.float32)
+
+# %% ../nbs/20_table.ipynb #d8b7f33e
+def parse_label_sets(
+    values: list[list[str]], # classes of each row
+    name: str = 'label', # column, for messages
+    source: str = 'the data', # file, for messages
+) -> tuple[np.ndarray, tuple[str, ...]]: # float32 [rows, classes] of 0 and 1; class names in order
+    "Which classes a row has. Raises `InputError` where no row has one, and for a text column."
+    in_order = lambda c: (0, int(_integer(c)), c) if _WHOLE.match(c) else (1, 0, c)
+    classes = sorted({*chain.from_iterable(values)}, key=in_order)
+    if not classes: raise InputError(f"{source}: column '{name}' holds no class; expected some for a part of the rows")
+    if len(classes) > max(20, len(values) // 2): raise InputError(
+        f"{source}: column '{name}' holds {len(classes):,} different classes in {len(values):,} rows; "
+        'is it a text column, or has it numbers of a regression?')
+    index, labels = {c: n for n, c in enumerate(classes)}, np.zeros((len(values), len(classes)), dtype=np.float32)
+    for row, some in enumerate(values): labels[row, [index[c] for c in some]] = 1.
+    return labels, tuple(classes)
 
 # %% ../nbs/20_table.ipynb #7fc57b5b
 def parse_word_labels(
@@ -442,9 +483,9 @@ class ByValue:
 @dataclass(frozen=True, eq=False)
 class Table(ByValue):
     "Texts (or pairs of texts) with what is to be learnt of each"
-    texts: list # [rows]; for the task `tokens` a list of words each
+    texts: list # [rows]; for the task `tokens` a list of words each, for `causal` also the messages of chats
     pairs: list[str] | None # [rows]; None: single texts
-    labels: np.ndarray # [rows]: int64 classes, or float32 numbers; for the task `tokens` a list with an array a row
+    labels: np.ndarray # int64 or float32 [rows]; `multilabel`: float32 [rows, classes]; `tokens`: arrays in a list
     classes: tuple[str, ...] # class names; none for `regression` and `causal`
     source: str # file
     dropped: int = 0 # rows left out because a text was empty
@@ -452,9 +493,10 @@ class Table(ByValue):
     task: str = 'classification' # one of `TASKS`
     numbers: np.ndarray | None = None # int64 [rows], row numbers in the source, the first is 1; None: 1, 2, ...
     notes: dict[str, Choice] = field(default_factory=dict) # what was noticed as it was read, by what it is about
+    completions: list[str] | None = None # [rows], texts of which alone is learnt, for `causal`; None: all is
 
     def __post_init__(self):
-        for name in ('pairs', 'labels', 'groups', 'numbers'):
+        for name in ('pairs', 'labels', 'groups', 'numbers', 'completions'):
             part = getattr(self, name)
             if part is not None and len(part) != len(self.texts): raise InputError(
                 f'{self.source}: {len(self.texts):,} texts and {len(part):,} {name}; expected one a text')
@@ -463,6 +505,9 @@ class Table(ByValue):
         return int(row) + 1 if self.numbers is None else int(self.numbers[row])
 
     def __len__(self): return len(self.texts)
+
+    @property
+    def chat(self): return self.task == 'causal' and not isinstance(self.texts[0], str) # whether its texts are chats
 
     def __repr__(self):
         start = f'Table of {len(self):,} rows from {self.source}'
@@ -479,22 +524,30 @@ class _Columns(NamedTuple):
     label: str | None
     group: str | None
     task: str
+    completion: str | None = None
 
     @property
-    def names(self): return [c for c in self[:4] if c]
+    def names(self): return [c for c in (*self.texts, self.label, self.group) if c]
     @property
-    def texts(self): return [c for c in self[:2] if c]
+    def texts(self): return [c for c in (self.text, self.pair, self.completion) if c]
+
+    def reader(self, name): # of the cells of a column
+        if name == self.label: return dict(tokens=_words_of, multilabel=_classes_of).get(self.task, _text_of)
+        return dict(tokens=_words_of, causal=_text_or_chat).get(self.task, _text_of) if name == self.text else _text_of
 
 # %% ../nbs/20_table.ipynb #77d23bac
-def _columns(text, label, pair, group, task):
+def _columns(text, label, pair, group, task, completion=None):
     "The columns; no label for a task that has none. Raises `InputError` for names that cannot go together."
     if task not in TASKS: raise InputError(f'task {task!r} is unknown; expected one of {", ".join(TASKS)}')
     if pair and task == 'tokens': raise InputError('the task tokens takes single texts, not pairs')
+    if completion and task != 'causal': raise InputError(f'a completion is for the task causal, not for {task}')
+    if completion and pair: raise InputError('a completion follows one text; leave the pair out')
     label = None if task == 'causal' else label
     if label is None and task != 'causal': raise InputError(f'the task {task} needs a column of labels')
-    if twice := [c for c, n in Counter(filter(None, (text, label, pair))).items() if n > 1]: raise InputError(
-        f'column {twice[0]!r} is named for two things; text, label and pair are different columns')
-    return _Columns(text, pair, label, group, task)
+    if twice := [c for c, n in Counter(filter(None, (text, label, pair, completion))).items() if n > 1]:
+        raise InputError(f'column {twice[0]!r} is named for two things; text, label, pair and completion are '
+                         'different columns')
+    return _Columns(text, pair, label, group, task, completion)
 
 # %% ../nbs/20_table.ipynb #53e9df3f
 def _rows_with_text(cells, columns, drop_empty, source):
@@ -523,7 +576,16 @@ def _parse_targets(values, texts, columns, source, rows):
     if columns.task == 'causal': return np.zeros(len(texts), dtype=np.int64), ()
     if columns.task == 'regression': return parse_numbers(values, columns.label, source, rows), ()
     if columns.task == 'tokens': return parse_word_labels(values, texts, columns.label, source, rows)
+    if columns.task == 'multilabel': return parse_label_sets(values, columns.label, source)
     return parse_labels(values, columns.label, source, rows)
+
+# %% ../nbs/20_table.ipynb #962a456c
+def _check_chats(texts, numbers, name, source):
+    "Raises `InputError` where some rows are chats and others texts"
+    chats = [n for n, text in zip(numbers, texts) if isinstance(text, list)]
+    if chats and len(chats) < len(texts): raise InputError(
+        f"{source}: column '{name}' holds chats in {len(chats)} rows ({rows_in_words(chats)}) and texts in the "
+        'others; give one kind')
 
 # %% ../nbs/20_table.ipynb #8621f3fe
 def _parse_groups(values, numbers, name, source):
@@ -548,11 +610,11 @@ def _nan_notes(cells, columns):
 def _table_of_frame(frame, columns, drop_empty, source, available=None, class_names=None):
     "The table in a frame; `available`: all columns of the data, `class_names`: of the classes 0, 1, ..."
     available = frame.columns if available is None else available
-    lists = (columns.text, columns.label) if columns.task == 'tokens' else ()
-    cells = {name: _column(frame, name, source, name in lists, available) for name in columns.names}
+    cells = {name: _column(frame, name, source, columns.reader(name), available) for name in columns.names}
     numbers = _rows_with_text(cells, columns, drop_empty, source)
     part = {name: [values[n - 1] for n in numbers] for name, values in cells.items()}
     texts = part[columns.text]
+    if columns.task == 'causal': _check_chats(texts, numbers, columns.text, source)
     labels = _without_missing(part[columns.label], class_names) if columns.label else None
     labels, classes = _parse_targets(labels, texts, columns, str(source), numbers)
     if class_names and all(c.isdigit() and int(c) < len(class_names) for c in classes):
@@ -564,7 +626,7 @@ def _table_of_frame(frame, columns, drop_empty, source, available=None, class_na
     notes = {what: Choice(value, reason) for what, value, reason in frame.attrs.get(_NOTES, ())} | notes
     dropped = len(frame) - len(numbers)
     return Table(texts, part.get(columns.pair), labels, classes, str(source), dropped, groups, columns.task,
-                 np.array(numbers) if dropped else None, notes)
+                 np.array(numbers) if dropped else None, notes, part.get(columns.completion))
 
 # %% ../nbs/20_table.ipynb #9689aa88
 def read_table(
@@ -574,11 +636,13 @@ def read_table(
     pair: str | None = None, # column of the second text
     drop_empty: bool = False, # leave out rows with an empty text instead of refusing them
     group: str | None = None, # column of the group; a group is never split
-    task: str = 'classification' # one of `TASKS`
+    task: str = 'classification', # one of `TASKS`
+    completion: str | None = None # column of the text that follows, of which alone is learnt; for `causal`
 ) -> Table: # at least one row
     "Texts and labels of a file. Raises `InputError` that names the file, column and row of what is wrong."
     frame = read_frame(path)
-    columns, class_names = _columns(text, label, pair, group, task), frame.attrs.get(_CLASS_NAMES, {}).get(label)
+    columns = _columns(text, label, pair, group, task, completion)
+    class_names = frame.attrs.get(_CLASS_NAMES, {}).get(label)
     return _table_of_frame(frame, columns, drop_empty, path, class_names=class_names)
 
 # %% ../nbs/20_table.ipynb #ad04f80c
@@ -666,14 +730,15 @@ def table_from(
     drop_empty: bool = False, # leave out rows with an empty text
     group: str | None = None, # column of the group
     task: str = 'classification', # one of `TASKS`
-    labels: Iterable | None = None # where `data` is a list of texts or pairs
+    labels: Iterable | None = None, # where `data` is a list of texts or pairs
+    completion: str | None = None # column of what follows the text, for `causal`
 ) -> Table: # at least one row
     "Texts and labels from wherever they are. Raises `InputError` as `read_table` does."
     if labels is not None and isinstance(data, (Table, str, Path)): raise InputError(
         'labels= goes with a list of texts or pairs; for a file name the column of the label')
     if isinstance(data, Table): return data
-    if isinstance(data, (str, Path)): return read_table(data, text, label, pair, drop_empty, group, task)
-    columns = _columns(text, label, pair, group, task)
+    if isinstance(data, (str, Path)): return read_table(data, text, label, pair, drop_empty, group, task, completion)
+    columns = _columns(text, label, pair, group, task, completion)
     frame, available = _frame_of_data(data, columns, labels)
     if not len(available) or not len(frame) and any(c in available for c in columns.names):
         raise InputError('the data: no rows')

@@ -34,7 +34,7 @@ from .checkpoint import (
     save_model, set_random_state)
 from .progress import BackgroundRun, Meter
 from .config import Hyperparameters, lr_factor, setting_types, TrainConfig
-from .build import balanced_weights, check_run, plan_sizes
+from .build import ADAPTER_FIELDS, balanced_weights, check_run, plan_sizes, variant_of
 from .recovery import Broken, Epoch, faster_workers, RunState, snapshot, SpikeWatch, steadier, until_it_fits
 
 # %% ../nbs/46_trainer.ipynb #1418eb7b
@@ -643,8 +643,9 @@ def trial_config(
     config: TrainConfig, params: dict # of a trial
 ) -> TrainConfig:
     "The configuration with a trial's values. Raises `InputError` for those that it cannot have."
-    names = setting_types(TrainConfig).keys() - ENGINE_FIELDS
-    if fixed := set(params) & ENGINE_FIELDS:
+    searchable = {*ADAPTER_FIELDS} if config.adapter else set()
+    names = setting_types(TrainConfig).keys() - ENGINE_FIELDS | searchable
+    if fixed := set(params) & ENGINE_FIELDS - searchable:
         raise InputError(f'{sorted(fixed)} belong to the engine, which is built once for the study; '
                          'a search may not vary them')
     if unknown := set(params) - names:
@@ -654,7 +655,7 @@ def trial_config(
 
 # %% ../nbs/46_trainer.ipynb #c3bfad8a
 def fold_runner(
-    engine: Engine, # one for the whole study; reset for each fold
+    engine: Engine, # one for the whole study, or for each adapter of it, see `build.Variants`; reset for each fold
     store: TokenStore, # that the folds are of
     folds: list[tuple[np.ndarray, np.ndarray]], # (train, valid) row numbers of each fold
     config: TrainConfig, # what the search does not vary
@@ -665,7 +666,8 @@ def fold_runner(
     A loss that breaks ends the fold: a search has to see what a learning rate does."""
     store = store.to(engine.device)
     def runner(params, fold):
-        trainer = Trainer(engine, store, trial_config(config, params), on_step=on_step, custom=custom)
+        c = trial_config(config, params)
+        trainer = Trainer(variant_of(engine, c), store, c, on_step=on_step, custom=custom)
         for epoch in trainer.epochs(*folds[fold]): yield epoch.score
     runner.metric = config.metric
     return runner
