@@ -365,7 +365,7 @@ def _check_request(kind, rank, dropout, bias):
 def adapter_settings(
     model: torch.nn.Module, # of transformers
     kind: str = 'lora', # or 'dora'
-    rank: int = 16,
+    rank: int = 16, # of both factors
     alpha: float = 32., # the update counts alpha / rank
     dropout: float = 0., # of the adapter's input
     targets: str | Sequence[str] = 'all-linear', # modules, as peft takes them

@@ -196,9 +196,8 @@ def make_engine(
     refresh_norms(engine.model)
     on_gpu = hardware.gpu and hardware.device == 'cuda'
     engine.peak = (hardware.gpu.peak or {}).get(precision.seen) if on_gpu else None # FLOP/s, for MFU
-    if base is not None:
-        make = lambda config: make_engine(shared_copy(base), config, hardware, **kwargs)
-        engine.variants = Variants(engine, config, make)
+    make = lambda config: make_engine(shared_copy(base), config, hardware, **kwargs)
+    if base is not None: engine.variants = Variants(engine, config, make)
     return engine
 
 # %% ../nbs/44_build.ipynb #83aca7d9
