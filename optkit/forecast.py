@@ -22,7 +22,7 @@ from optuna.trial import TrialState
 from .base import InputError
 from .strategies import as_strategy, StudySize, Strategy
 from .storage import sign_of
-from .space import ended, fold_scores, spent, study_settings
+from .space import ended, fold_scores, is_waiting, spent, study_settings
 from .study import check_whole
 
 # %% ../nbs/57_forecast.ipynb #2e2cdb1d
@@ -147,7 +147,7 @@ def forecast(
     "How long the rest of a study takes. Raises `InputError` for a study without a finished trial."
     check_whole('n_trials', n_trials, 1, optional=True)
     check_whole('workers', workers, 1)
-    trials, settings = [t for t in study.get_trials(deepcopy=False) if ended(t)], study_settings(study)
+    trials, settings = [t for t in study.get_trials(deepcopy=False) if ended(t) or is_waiting(t)], study_settings(study)
     if not trials or not settings:
         raise InputError(f'study {study.study_name!r} has no finished trial of optkit yet; '
                          '`forecast_before` gives bounds without one')
@@ -196,7 +196,7 @@ def forecast_before(
     folds: int,
     epochs: int, # of a fold
     seconds_per_epoch: float, # of one fold, training and evaluation
-    strategy: str | Strategy = 'racing',
+    strategy: str | Strategy = 'deferred',
     build_s: float = 0., # seconds, once, before the first trial
     workers: int = 1
 ) -> Forecast:
