@@ -29,7 +29,8 @@ from optkit.simulator import FAMILIES, simulate, SyntheticCurves
 TUNING = dict(families=('base', 'noisy'), first=0)
 VERDICT = dict(families=tuple(FAMILIES), first=10_000)
 SIZES = {'3x60': dict(folds=3, trials=60), '5x400': dict(folds=5, trials=400)}
-STUDIES = {'3x60': 300, '5x400': 200} # seeds of a cell, by the power calculation
+STUDIES = {'3x60': 240, '5x400': 200} # seeds of a cell, by the power calculation
+FEWER = dict(same=100) # of a variant whose winner is not judged
 WORSE, MARGIN = .01, .002 # a winner this much worse counts; the least margin
 VARIANTS = dict( # the first is the baseline; 'again' has other suggestions
     none=dict(strategy='none', sampler='tpe'), again=dict(strategy='none', sampler='tpe', other=500_000),
@@ -40,10 +41,10 @@ EVERY = 5 # trials between the points of an unpruned study that are stored
 
 def cells(part: dict, sizes: Iterable[str], variants: Iterable[str], seeds: int | None) -> list[tuple]:
     "(size, family, variant, seed), seeds in the outer loop; where the default is TPE, `same` is the baseline itself"
-    most = {size: seeds or STUDIES[size] for size in sizes}
+    most = {(size, v): min(seeds or STUDIES[size], FEWER.get(v, math.inf)) for size in sizes for v in variants}
     return [(size, family, variant, part['first'] + n) for n in range(max(most.values())) for size in sizes
             for family in part['families'] for variant in variants
-            if n < most[size] and not (variant == 'same' and size == '5x400')]
+            if n < most[size, variant] and not (variant == 'same' and size == '5x400')]
 
 
 @lru_cache(maxsize=None)

@@ -247,7 +247,7 @@ class SimulatedRun:
     def winner(self) -> dict | None: # parameters
         model = self.history.model(self.size.folds)
         if model is None or not model.complete.any(): return None
-        return self.study.trials[model.numbers[model.winner]].params
+        return self.study.get_trials(deepcopy=False)[model.numbers[model.winner]].params
 
 # %% ../nbs/51_simulator.ipynb #ebf614f9
 @patch

@@ -77,6 +77,7 @@ class History:
         self.finishers = [] # best value by epoch of each finished first fold
         self.complete, self.stopped = [], []
         self.waiting = {} # trials that may get further folds, by number
+        self.ends = {} # estimates of stopped trials, by number and by how many they are compared with
         self._table = self._model = None
 
     @property
@@ -450,7 +451,7 @@ class Deferred(Strategy):
     "The first fold for every trial; further folds for those that may still be the best"
     risk: float = .1 # chance to be better than the leader, below which a trial stops within its first fold
     late: float = .1 # the same, below which a waiting trial gets no further fold at the end
-    whole: int = 3 # the first trials run all folds, so that noise and effects of folds are known
+    whole: int = 2 # the first trials run all folds, so that noise and effects of folds are known
     checkpoints: tuple[float, ...] = (.18, .25, .36, .5, .7) # shares of the first fold's epochs
     share: float = .05 # of the later trials that finish their first fold whatever they score
     comparators: int = 8 # finished first folds before a verdict within a fold
@@ -767,19 +768,20 @@ def estimates(history: History, size: StudySize) -> dict[int, float]: # by the n
     "The mean over all folds of each trial, as far as its folds and trials that looked alike tell"
     if not (model := history.model(size.folds)): return {}
     values = dict(zip(model.numbers.tolist(), model.means.tolist()))
-    ends = np.array([f[-1] for f in history.finishers[-200:]])
-    short = [c for c in history.stopped if not c.done and c.curves and c.comparable and len(ends) >= 4]
-    for n in {len(c.curves[0]) for c in short}:
-        alike = np.array([progress_features(f[:n]) for f in history.finishers[-200:]])
-        for c in short:
-            if len(c.curves[0]) != n: continue
-            point = np.array(progress_features(np.maximum.accumulate(c.curves[0])))
-            values[c.number] = local_prediction(alike, ends, point)[0] - float(model.effects[0])
+    short = [c for c in history.stopped if not c.done and c.curves and c.comparable]
+    if (count := len(history.finishers)) < 4 or not short: return values
+    count = math.floor(1.15 ** math.floor(math.log(count, 1.15) + 1e-9)) # so that most estimates stay from trial to trial
+    for course in short:
+        key = course.number, count
+        if key not in history.ends:
+            history.ends[key] = _predicted_end(course.curves[0], history.finishers[:count][-200:], 0.)[0]
+        values[course.number] = history.ends[key] - float(model.effects[0])
     return values
 
 # %% ../nbs/50_strategies.ipynb #56c11603
 class Learning:
     "What both samplers have in common: the seed of each trial, and copies of the trials with estimated values"
+    upwards = True # whether higher values are better
     estimate = None # function without arguments: the value of each trial by its number, in the study's direction
     seen = copies = None # (number, study) of the last look; copies of trials by number
 
@@ -792,6 +794,7 @@ class Learning:
 
     def view(self, study, trial): # the study as the sampler sees it
         if self.estimate is None or len(study.directions) > 1: return study
+        self.upwards = study.direction == optuna.study.StudyDirection.MAXIMIZE
         if self.seen is None: self.seen = StudyView(study, self.copied(study._get_trials(deepcopy=False)))
         return self.seen
 
@@ -804,16 +807,15 @@ class Learning:
 # %% ../nbs/50_strategies.ipynb #02bc85ce
 @patch
 def copied(self: Learning, trials: Sequence) -> list:
-    "Trials as the sampler sees them: complete, where there is an estimate or where they failed"
+    "Trials as the sampler sees them: with their estimate, and failed ones with the worst of all values"
     values, self.copies = self.estimate(), self.copies or {}
-    middle, limits = float(np.median([*values.values()] or [0.])), {k for t in trials for k in t.constraints}
+    worst = (min if self.upwards else max)(values.values(), default=None)
     def seen(trial):
         failed = trial.state == TrialState.PRUNED and any(v > 0 for v in trial.constraints.values())
-        if trial.number not in values and not failed: return trial
+        value = worst if failed else values.get(trial.number)
+        if value is None: return trial
         twin = self.copies.setdefault(trial.number, copy.copy(trial))
-        twin.state, twin.values = TrialState.COMPLETE, [values.get(trial.number, middle)]
-        twin.system_attrs = trial.system_attrs | {
-            f'constraints:{k}': 1. if trial.constraints.get(k, 0) > 0 else -1. for k in limits}
+        twin.state, twin.values, twin.system_attrs = TrialState.COMPLETE, [value], {} # without its constraints
         return twin
     return [seen(t) for t in trials]
 

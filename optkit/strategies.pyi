@@ -43,6 +43,7 @@ class History:
     complete: list
     stopped: list
     waiting: dict
+    ends: dict
 
     def __init__(self): ...
 
@@ -300,6 +301,7 @@ def estimates(history: History, size: StudySize) -> dict[int, float]:
     """The mean over all folds of each trial, as far as its folds and trials that looked alike tell"""
 class Learning:
     """What both samplers have in common: the seed of each trial, and copies of the trials with estimated values"""
+    upwards: bool
     estimate: Any
     seen: Any
     copies: Any
@@ -315,7 +317,7 @@ class Learning:
     def sample_independent(self, study, trial, name, distribution): ...
 
     def copied(self, trials: Sequence) -> list:
-        """Trials as the sampler sees them: complete, where there is an estimate or where they failed"""
+        """Trials as the sampler sees them: with their estimate, and failed ones with the worst of all values"""
 class SeededTPE(Learning, optuna.samplers.TPESampler):
     """TPE: the same seed, number and finished trials give the same suggestion in any process"""
     study_seed: int
