@@ -270,6 +270,8 @@ def run_trial(self: Search, trial: Trial, params: dict | optuna.TrialPruned):
     self.sync(self.latest) # read by `claim` or `_after_trial` a moment ago
     run = self.begin(trial)
     self.current = (trial, run)
+    if self.plan.workers == 1 and not self.plan.several and hasattr(self.study.sampler, 'draw_ahead'):
+        self.study.sampler.draw_ahead(self.study, self.study.get_trials(deepcopy=False))
     if isinstance(params, optuna.TrialPruned): return self.refuse(run, params)
     with _heartbeat(self.study, trial):
         try:

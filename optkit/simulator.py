@@ -256,6 +256,7 @@ def begin(self: SimulatedRun):
     with silent(): trial = self.study.ask(self.curves.space)
     before = len(self.history.complete)
     self.begun += 1
+    with silent(): self.study.sampler.draw_ahead(self.study, self.study.get_trials(deepcopy=False), at_once=True)
     self.follow(trial, Course(trial.number))
     self.rows.append(None)
     self.continue_waiting(last=False)

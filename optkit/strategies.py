@@ -7,10 +7,10 @@ __all__ = ['STRATEGIES', 'StudySize', 'Verdict', 'Course', 'History', 'Strategy'
            'Wilcoxon', 'PrunerStrategy', 'Reports', 'as_strategy', 'default_sampler']
 
 # %% ../nbs/50_strategies.ipynb #f1119dc8
-import copy, hashlib, math, warnings
+import copy, hashlib, math, threading, warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -783,41 +783,82 @@ class Learning:
     "What both samplers have in common: the seed of each trial, and copies of the trials with estimated values"
     upwards = True # whether higher values are better
     estimate = None # function without arguments: the value of each trial by its number, in the study's direction
-    seen = copies = None # (number, study) of the last look; copies of trials by number
+    liar = False # whether a running trial counts with the median of all values
+    seen = copies = ahead = None # the last view; copies of trials by number; the suggestion that is drawn ahead
 
     def before_trial(self, study, trial):
-        number = int(draw(self.study_seed, trial.number) * 2**32)
-        self._rng.rng.seed(number)
-        self.random_part._rng.rng.seed(number ^ 0x5bd1e995)
+        if self.ahead: self.ahead.thread.join()
+        self.seed_for(trial.number)
         self.seen = None
         super().before_trial(study, trial)
 
+    def seed_for(self, number):
+        number = int(draw(self.study_seed, number) * 2**32)
+        self._rng.rng.seed(number)
+        self.random_part._rng.rng.seed(number ^ 0x5bd1e995)
+
     def view(self, study, trial): # the study as the sampler sees it
         if self.estimate is None or len(study.directions) > 1: return study
-        self.upwards = study.direction == optuna.study.StudyDirection.MAXIMIZE
-        if self.seen is None: self.seen = StudyView(study, self.copied(study._get_trials(deepcopy=False)))
+        if self.seen is None: self.seen = self.look(study, trial.number, study._get_trials(deepcopy=False))
         return self.seen
 
     def infer_relative_search_space(self, study, trial):
         return super().infer_relative_search_space(self.view(study, trial), trial)
-    def sample_relative(self, study, trial, space): return super().sample_relative(self.view(study, trial), trial, space)
     def sample_independent(self, study, trial, name, distribution):
         return super().sample_independent(self.view(study, trial), trial, name, distribution)
+    def sample_relative(self, study, trial, space):
+        ahead, self.ahead = self.ahead, None
+        if ahead and ahead.number == trial.number and ahead.params.keys() == space.keys(): return ahead.params
+        return super().sample_relative(self.view(study, trial), trial, space)
 
 # %% ../nbs/50_strategies.ipynb #02bc85ce
 @patch
-def copied(self: Learning, trials: Sequence) -> list:
-    "Trials as the sampler sees them: with their estimate, and failed ones with the worst of all values"
+def look(self: Learning, study, number: int, trials: Sequence) -> StudyView: # `number`: of the trial that is asked for
+    "Trials with their estimate, failed ones with the worst of all values, running ones with the median"
+    self.upwards = study.direction == optuna.study.StudyDirection.MAXIMIZE
     values, self.copies = self.estimate(), self.copies or {}
     worst = (min if self.upwards else max)(values.values(), default=None)
-    def seen(trial):
-        failed = trial.state == TrialState.PRUNED and any(v > 0 for v in trial.constraints.values())
-        value = worst if failed else values.get(trial.number)
-        if value is None: return trial
-        twin = self.copies.setdefault(trial.number, copy.copy(trial))
-        twin.state, twin.values, twin.system_attrs = TrialState.COMPLETE, [value], {} # without its constraints
-        return twin
-    return [seen(t) for t in trials]
+    middle = float(np.median([*values.values()])) if values else None
+    def value_of(trial):
+        if trial.state == TrialState.PRUNED and any(v > 0 for v in trial.constraints.values()): return worst
+        runs = self.liar and trial.state == TrialState.RUNNING and trial.params and trial.number != number
+        return values.get(trial.number, middle if runs else None)
+    return StudyView(study, [self.twin(t, v) if (v := value_of(t)) is not None else t for t in trials])
+
+@patch
+def twin(self: Learning, trial, value): # a complete one without constraints
+    twin = self.copies.setdefault(trial.number, copy.copy(trial))
+    twin.params, twin.state, twin.values, twin.system_attrs = trial.params, TrialState.COMPLETE, [value], {}
+    return twin
+
+# %% ../nbs/50_strategies.ipynb #6c7caa11
+@dataclass
+class Ahead:
+    "A suggestion that is drawn while another trial runs"
+    number: int # of the trial
+    thread: threading.Thread | None = None
+    params: dict = field(default_factory=dict)
+
+@patch
+def draw_ahead(self: Learning, study, trials: Sequence, at_once: bool = False): # `at_once`: wait for it
+    "Draw the next suggestion of a Gaussian process now; the trials that run count with the median"
+    number = len(trials)
+    if not self.liar or self.estimate is None or self.ahead and self.ahead.number == number: return
+    seen = self.look(study, number, trials)
+    self.seed_for(number)
+    self.ahead = Ahead(number, threading.Thread(target=self._draw_ahead, args=(seen, number), daemon=True))
+    self.ahead.thread.start()
+    if at_once: self.ahead.thread.join()
+
+@patch
+def _draw_ahead(self: Learning, seen, number):
+    ahead, trial = self.ahead, optuna.trial.create_trial(state=TrialState.RUNNING)
+    trial.number = number
+    self._gprs_cache_list = None
+    parts = optuna.samplers.GPSampler
+    with suppress(Exception): # `sample_relative` draws it again, and says what is wrong
+        space = parts.infer_relative_search_space(self, seen, trial)
+        ahead.params = parts.sample_relative(self, seen, trial, space)
 
 # %% ../nbs/50_strategies.ipynb #55bf5d38
 class SeededTPE(Learning, optuna.samplers.TPESampler):
@@ -833,9 +874,11 @@ class SeededGP(Learning, optuna.samplers.GPSampler):
         self.study_seed, self.random_part = seed, self._independent_sampler
         self._n_local_search, self._n_preliminary_samples = 4, 512
 
+        self.liar = True
+
     def before_trial(self, study, trial):
-        self._gprs_cache_list = self._constraints_gprs_cache_list = None # it would depend on what this process did
         super().before_trial(study, trial)
+        self._gprs_cache_list = None # it would depend on what this process did
 
 # %% ../nbs/50_strategies.ipynb #ed470bc1
 def sampler_choice(
@@ -859,7 +902,7 @@ def default_sampler(
     seed: int, # of the study
     trials: int | None = None, # that are planned; a quarter of them, 5 to 10, is drawn at random first
     several: bool = False, # whether trials run side by side; TPE then counts running ones as bad, to spread suggestions
-    kind: str = 'tpe' # or 'gp', a Gaussian process, which knows running trials anyway
+    kind: str = 'tpe' # or 'gp', a Gaussian process
 ) -> optuna.samplers.BaseSampler:
     "The sampler of a search"
     first = max(5, min(10, (trials or 40) // 4))
