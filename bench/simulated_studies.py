@@ -27,7 +27,7 @@ from optkit.simulator import FAMILIES, simulate, SyntheticCurves
 
 # what the protocol fixed; `tests/test_simulator.py` compares it with the file
 TUNING = dict(families=('base', 'noisy'), first=0)
-VERDICT = dict(families=tuple(FAMILIES), first=10_000)
+VERDICT = dict(families=tuple(FAMILIES), first=20_000)
 SIZES = {'3x60': dict(folds=3, trials=60), '5x400': dict(folds=5, trials=400)}
 STUDIES = {'3x60': 240, '5x400': 200} # seeds of a cell, by the power calculation
 FEWER = dict(same=100) # of a variant whose winner is not judged

@@ -391,7 +391,7 @@ def fit_folds(
         effects = _fold_effects(weight[several], (values - means[:, None])[several])
         rest = (values - means[:, None] - effects) * ran
         sigma, freedom = _noise_of_good(means, rest, weight, several)
-        weight = ran * 5 / (4 + (rest / sigma) ** 2)
+        if freedom >= 6: weight = ran * 5 / (4 + (rest / sigma) ** 2) # with fewer, weights could explain all noise
     return means, effects, sigma, freedom, weight
 
 # %% ../nbs/50_strategies.ipynb #cd634cf1
@@ -430,7 +430,7 @@ class FoldModel:
         return int(np.argmax(np.where(self.complete, self.posterior, -np.inf)))
     def chances(self) -> np.ndarray: # of each trial to be better than the leader
         spread = np.sqrt(self.variance + self.variance[self.lead])
-        return stdtr(max(self.freedom, 3), (self.posterior - self.posterior[self.lead]) / spread)
+        return stdtr(max(self.freedom, 1), (self.posterior - self.posterior[self.lead]) / spread)
 
 # %% ../nbs/50_strategies.ipynb #f79da04b
 @patch
@@ -503,9 +503,10 @@ def leader_verdict(values: Sequence[float], finishers, model: FoldModel, risk: f
     "Whether a trial can still be better than the leader, by the start of its first fold"
     mean, sd, freedom = _predicted_end(values, finishers, 0.)
     leader, n = float(model.posterior[model.lead]), len(values)
-    spread = math.sqrt(sd ** 2 + model.sigma ** 2 + model.variance[model.lead])
+    ends, noise = sd ** 2 + 1e-24, model.sigma ** 2 + float(model.variance[model.lead])
+    freedom = (ends + noise) ** 2 / (ends ** 2 / freedom + noise ** 2 / max(model.freedom, 1)) # Welch-Satterthwaite
     mean -= float(model.effects[0])
-    chance = float(stdtr(freedom, (mean - leader) / max(spread, 1e-12)))
+    chance = float(stdtr(freedom, (mean - leader) / math.sqrt(ends + noise)))
     return Verdict(chance < risk, f'after {n} epochs of the first fold it should come to {mean:.4f}, the leader has '
                    f'{leader:.4f}; a chance of {chance:.1%} to be better; limit {risk:.0%}', mean)
 

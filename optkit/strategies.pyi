@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
-import numpy as np, optuna
+import numpy as np, optuna, threading
 
 __all__ = ['STRATEGIES', 'StudySize', 'Verdict', 'Course', 'History', 'Strategy', 'Racing', 'Deferred', 'Asha', 'Hyperband', 'Wilcoxon', 'PrunerStrategy', 'Reports', 'as_strategy', 'default_sampler']
 @contextmanager
@@ -303,21 +303,36 @@ class Learning:
     """What both samplers have in common: the seed of each trial, and copies of the trials with estimated values"""
     upwards: bool
     estimate: Any
+    liar: bool
     seen: Any
     copies: Any
+    ahead: Any
 
     def before_trial(self, study, trial): ...
+
+    def seed_for(self, number): ...
 
     def view(self, study, trial): ...
 
     def infer_relative_search_space(self, study, trial): ...
 
-    def sample_relative(self, study, trial, space): ...
-
     def sample_independent(self, study, trial, name, distribution): ...
 
-    def copied(self, trials: Sequence) -> list:
-        """Trials as the sampler sees them: with their estimate, and failed ones with the worst of all values"""
+    def sample_relative(self, study, trial, space): ...
+
+    def look(self, study, number: int, trials: Sequence) -> StudyView:
+        """Trials with their estimate, failed ones with the worst of all values, running ones with the median"""
+
+    def twin(self, trial, value): ...
+
+    def draw_ahead(self, study, trials: Sequence, at_once: bool=False):
+        """Draw the next suggestion of a Gaussian process now; the trials that run count with the median"""
+@dataclass
+class Ahead:
+    """A suggestion that is drawn while another trial runs"""
+    number: int
+    thread: threading.Thread | None = ...
+    params: dict = ...
 class SeededTPE(Learning, optuna.samplers.TPESampler):
     """TPE: the same seed, number and finished trials give the same suggestion in any process"""
     study_seed: int
@@ -328,6 +343,7 @@ class SeededGP(Learning, optuna.samplers.GPSampler):
     """Gaussian process: as `SeededTPE`; fewer starts than Optuna's keep a suggestion at 100 trials below 0.2 s"""
     study_seed: int
     random_part: Any
+    liar: bool
 
     def __init__(self, seed: int, **kwargs): ...
 
