@@ -606,7 +606,7 @@ _JOB = dict(
     lr=_option(float, 'learning rate of the first training'),
     effective_batch=_number('rows of an optimizer step', 'ROWS'),
     space=_option(list[str], 'what to search, once a parameter; also name=a,b,c', metavar='NAME=LOW..HIGH[:log]'),
-    strategy=_text('when a trial is given up: racing, none, hyperband, asha, wilcoxon or reports (racing)'),
+    strategy=_text('when a trial is given up: deferred, racing, none, hyperband, asha, wilcoxon or reports (deferred)'),
     metric=_text('macro_f1, accuracy, matthews, auroc or loss'),
     precision=_text('bf16, fp16 or fp32'),
     no_ladder=_flag('--no-ladder', 'do not measure the optimizations'))
@@ -628,7 +628,7 @@ def do_tune(terminal, **given):
     name=_text('of the study (the only one)'),
     trials=_number('trials in all; twice as many as ended when left out'),
     workers=_number('that share the rest', default=1),
-    strategy=_text('that is tried on the finished trials', default='racing'))
+    strategy=_text('that is tried on the finished trials', default='deferred'))
 def do_forecast(terminal, run, name, trials, workers, strategy):
     "How long the study of a run folder takes from here, and what another strategy would have cost"
     from optkit.forecast import forecast, time_words

@@ -55,4 +55,4 @@ def build_bill(training_s: float, trials: int, build_s: float, speedup: float, k
 def importance_figure(study: optuna.Study, where: str='') -> Figure:
     """How much each parameter mattered for being among the best tenth"""
 def parallel_figure(study: optuna.Study, where: str='', most: int=300) -> Figure:
-    """Parameters of each trial, coloured by value; predicted values dashed and lighter"""
+    """Parameters of each trial, coloured by value; those that ran fewer folds dashed and lighter"""

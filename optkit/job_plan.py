@@ -66,7 +66,7 @@ class JobConfig:
     effective_batch: int = 16 # rows of an optimizer step, likewise
     space: tuple[str, ...] = SPACE # see `space.parse_space`
     metric: str = 'macro_f1' # one of `metrics.METRICS`
-    strategy: str = 'racing' # one of `strategies.STRATEGIES`: when a trial is given up
+    strategy: str = 'deferred' # one of `strategies.STRATEGIES`: when a trial is given up
     confirm: int = 3 # best trials that run again on other folds; 0: the winner of the search is taken as it is
     precision: str | None = None # 'bf16', 'fp16', 'fp32'; None: chosen for the machine
     layout: str = 'sorted' # of a step's samples, one of `steps.LAYOUTS` that does not change training

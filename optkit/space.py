@@ -213,7 +213,7 @@ def spent(trial: FrozenTrial) -> dict: # 'seconds', 'training' (seconds inside t
 
 # %% ../nbs/53_space.ipynb #b21c6478
 def best_complete(study: optuna.Study) -> FrozenTrial | None: # None while no trial is complete
-    "The best trial that ran all folds, by the posterior of its mean: a lucky fold counts less ([50](50_strategies.ipynb))"
+    "The best trial that ran all folds, by the posterior of its mean, in which a lucky fold counts less"
     return best_of(study.get_trials(deepcopy=False), sign_of(study))
 
 # %% ../nbs/53_space.ipynb #65a2cf1f

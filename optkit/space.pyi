@@ -65,7 +65,7 @@ def fold_scores(trial: FrozenTrial) -> list:
 def spent(trial: FrozenTrial) -> dict:
     """What a trial cost, its resumed parts included"""
 def best_complete(study: optuna.Study) -> FrozenTrial | None:
-    """The best trial that ran all folds, by the posterior of its mean: a lucky fold counts less ([50](50_strategies.ipynb))"""
+    """The best trial that ran all folds, by the posterior of its mean, in which a lucky fold counts less"""
 def best_of(trials, sign): ...
 def trials_that(study: optuna.Study, end: str) -> list[FrozenTrial]: ...
 def curves(trial: FrozenTrial, stride: int) -> list[list[float]]:

@@ -266,7 +266,8 @@ def _is_stale(study, trial, locked):
     return bool(stale_ids) and trial._trial_id in stale_ids(study._study_id)
 
 # %% ../nbs/54_study.ipynb #8a27b7ec
-_NOT_INHERITED = ('worker', 'interrupted', 'ended', 'spent', 'reason', 'stopped_after', 'predicted', 'resumed_from', 'waits')
+_NOT_INHERITED = ('worker', 'interrupted', 'ended', 'spent', 'reason', 'stopped_after', 'predicted', 'resumed_from',
+                  'waits')
 
 def interrupt_trial(study, trial):
     "First queue again, then close: a kill between the two leaves one too many, which is swept, not one too few"
