@@ -83,8 +83,8 @@ def begin(self: Search, trial: Trial) -> Running:
     scores = [*done.get('scores', [])]
     if self.plan.several: signed = [[0.] for _ in scores]
     else:
-        own = curves(trial._cached_frozen_trial, stride)
-        stored = (own if len(own) >= len(scores) else self._resumed_curves(trial))[:len(scores)]
+        stored = curves(trial._cached_frozen_trial, stride) # of one that waited
+        stored = (stored if len(stored) >= len(scores) else self._resumed_curves(trial))[:len(scores)]
         scores = scores[:len(stored)]
         write_values(trial, [(fold * stride + epoch, value)
                              for fold, values in enumerate(stored) for epoch, value in enumerate(values, 1)])
@@ -270,7 +270,7 @@ def run_trial(self: Search, trial: Trial, params: dict | optuna.TrialPruned):
     self.sync(self.latest) # read by `claim` or `_after_trial` a moment ago
     run = self.begin(trial)
     self.current = (trial, run)
-    if self.plan.workers == 1 and not self.plan.several and hasattr(self.study.sampler, 'draw_ahead'):
+    if self.plan.workers == 1 and hasattr(self.study.sampler, 'draw_ahead'):
         self.study.sampler.draw_ahead(self.study, self.study.get_trials(deepcopy=False))
     if isinstance(params, optuna.TrialPruned): return self.refuse(run, params)
     with _heartbeat(self.study, trial):
@@ -363,8 +363,7 @@ def _after_trial(self: Search, trial):
 # %% ../nbs/55_hpo.ipynb #586b493d
 @patch
 def _show_progress(self: Search, trials):
-    begun = self.n_ended + sum(map(is_waiting, trials))
-    self.bar.update(max(0, min(begun, self.plan.n_trials or 10**9) - self.bar.n))
+    self.bar.update(max(0, min(self.n_ended + sum(map(is_waiting, trials)), self.plan.n_trials or 10**9) - self.bar.n))
     if self.plan.several or not (best := best_of(trials, self.plan.sign)): return
     stopped = sum(ended(t) == 'stopped' for t in trials)
     self.bar.set_postfix(best=f'{self.plan.plain(best.value):.4f}', stopped=stopped)

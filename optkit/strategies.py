@@ -653,9 +653,8 @@ class StudyView:
         best = max if study.direction == optuna.study.StudyDirection.MAXIMIZE else min
         self.best_trial = best(with_value, key=lambda t: t.value)
 
-    def __getattr__(self, name): return getattr(self._study, name)
-    @property
-    def _storage(self): return self # of which samplers ask no more than the next line
+    def __getattr__(self, name): # of its storage, samplers ask no more than the next line
+        return self if name == '_storage' else getattr(self._study, name)
     def set_trial_system_attr(self, trial_id, key, value): "What a sampler shares with other processes is not stored"
     def _get_trials(self, deepcopy=True, states=None, use_cache=False):
         return [t for t in self._trials if states is None or t.state in states]
@@ -841,6 +840,7 @@ class Ahead:
     thread: threading.Thread | None = None
     params: dict = field(default_factory=dict)
 
+# %% ../nbs/50_strategies.ipynb #b4823995
 @patch
 def draw_ahead(self: Learning, study, trials: Sequence, at_once: bool = False): # `at_once`: wait for it
     "Draw the next suggestion of a Gaussian process now; the trials that run count with the median"
