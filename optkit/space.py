@@ -224,7 +224,8 @@ def best_of(trials, sign):
         return (max if sign > 0 else min)(complete, key=lambda t: t.value, default=None)
     rows = [t for t in trials if fold_scores(t) and (is_waiting(t) or ended(t) in ('complete', 'stopped'))]
     table = sign * score_table([fold_scores(t)[:folds] for t in rows], folds)
-    return rows[FoldModel([t.number for t in rows], table).winner]
+    model = FoldModel([t.number for t in rows], table)
+    return max(complete, key=lambda t: model.posterior[model.row[t.number]])
 
 def trials_that(study: optuna.Study, end: str) -> list[FrozenTrial]: # 'complete', 'stopped' or 'failed'
     return [t for t in study.get_trials(deepcopy=False) if ended(t) == end]
