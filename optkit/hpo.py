@@ -271,7 +271,8 @@ def run_trial(self: Search, trial: Trial, params: dict | optuna.TrialPruned):
     run = self.begin(trial)
     self.current = (trial, run)
     if self.plan.workers == 1 and hasattr(self.study.sampler, 'draw_ahead'):
-        self.study.sampler.draw_ahead(self.study, self.study.get_trials(deepcopy=False))
+        new = trial.number == len(self.latest) # read before it was asked for; reading again takes milliseconds
+        self.study.sampler.draw_ahead(self.study, [*self.latest, trial._cached_frozen_trial] if new else self.trials())
     if isinstance(params, optuna.TrialPruned): return self.refuse(run, params)
     with _heartbeat(self.study, trial):
         try:

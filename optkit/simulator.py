@@ -281,7 +281,7 @@ def note(self: SimulatedRun, regret=None): # None: computed
 @patch
 def follow(self: SimulatedRun, trial, course):
     "Run a trial until it ends or waits, and report it to Optuna"
-    params, before, report = trial.params, _epochs(course), None
+    params, before, report = trial.params, sum(map(len, course.curves)), None
     if self.strategy.watches_study:
         report = lambda fold, epoch, value: trial.report(value, fold * self.size.epochs + epoch)
     try: verdict = follow(self.strategy, course, self.history, self.size, lambda fold: self.values(params, fold),
@@ -289,7 +289,7 @@ def follow(self: SimulatedRun, trial, course):
     except FloatingPointError:
         trial.set_constraint('finite', 1.)
         return self.study.tell(trial, state=TrialState.PRUNED)
-    finally: self.spent += _epochs(course) - before
+    finally: self.spent += sum(map(len, course.curves)) - before
     self.history.add(course, verdict is None, bool(verdict and verdict.waits))
     if verdict is None: self.study.tell(trial, float(np.mean(course.scores)))
     elif verdict.waits: self.waiting[trial.number] = trial

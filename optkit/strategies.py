@@ -804,6 +804,7 @@ class Learning:
         return self.seen
 
     def infer_relative_search_space(self, study, trial):
+        if self.ahead and self.ahead.number == trial.number and self.ahead.params: return self.ahead.space
         return super().infer_relative_search_space(self.view(study, trial), trial)
     def sample_independent(self, study, trial, name, distribution):
         return super().sample_independent(self.view(study, trial), trial, name, distribution)
@@ -839,6 +840,7 @@ class Ahead:
     number: int # of the trial
     thread: threading.Thread | None = None
     params: dict = field(default_factory=dict)
+    space: dict = field(default_factory=dict) # distributions of these parameters
 
 # %% ../nbs/50_strategies.ipynb #b4823995
 @patch
@@ -859,8 +861,8 @@ def _draw_ahead(self: Learning, seen, number):
     self._gprs_cache_list = None
     parts = optuna.samplers.GPSampler
     with suppress(Exception): # `sample_relative` draws it again, and says what is wrong
-        space = parts.infer_relative_search_space(self, seen, trial)
-        ahead.params = parts.sample_relative(self, seen, trial, space)
+        ahead.space = parts.infer_relative_search_space(self, seen, trial)
+        ahead.params = parts.sample_relative(self, seen, trial, ahead.space)
 
 # %% ../nbs/50_strategies.ipynb #55bf5d38
 class SeededTPE(Learning, optuna.samplers.TPESampler):

@@ -27,7 +27,7 @@ from .strategies import (
     as_strategy, default_sampler, estimates, History, sampler_choice, silent, StudySize, Strategy)
 from .storage import is_dead, StudyLocation, worker_id
 from .space import (
-    as_space, course_of, ended, FORMAT, is_waiting, Space, spent, study_settings, TrainerRunner)
+    as_space, course_of, ended, fold_scores, FORMAT, is_waiting, Space, spent, study_settings, TrainerRunner)
 
 # %% ../nbs/54_study.ipynb #04d65739
 def check_whole(name, value, low, optional=False):
@@ -362,11 +362,11 @@ def sync(self: Search, trials=None):
     for trial in self.trials() if trials is None else trials:
         end, waiting = ended(trial), self.history.waiting.get(trial.number)
         if trial.number in self.in_history or self.plan.several or not (end or is_waiting(trial) or waiting): continue
-        course = course_of(trial, self.plan.sign, self.plan.stride)
         if end: self.in_history.add(trial.number)
-        if course is None and trial.state.is_finished() and waiting: course, end = waiting, 'stopped' # interrupted
-        if course and (end or not waiting or course.done > waiting.done):
-            self.history.add(course, end == 'complete', waits=not end)
+        elif waiting and not trial.state.is_finished() and len(fold_scores(trial)) == waiting.done: continue
+        course = course_of(trial, self.plan.sign, self.plan.stride)
+        if course is None and trial.state.is_finished(): course, end = waiting, 'stopped' # was interrupted
+        if course: self.history.add(course, end == 'complete', waits=not end)
     if self.plan.n_trials is None: self._expect_trials()
 
 # %% ../nbs/54_study.ipynb #0d50c2fb
