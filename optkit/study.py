@@ -209,7 +209,7 @@ def open_or_make_study(plan: Plan, location: StudyLocation) -> optuna.Study:
     old, trials = study_settings(study), study.get_trials(deepcopy=False)
     _store_settings(plan, study, old or plan.settings())
     begun = any(t.state != TrialState.WAITING for t in trials) # trials may wait in a study that was made by hand
-    with silent(): study.sampler = _sampler(plan, begun)
+    with silent(): study.sampler = _sampler(plan, study, begun)
     if not old or not trials:
         for params in plan.first: study.enqueue_trial(params)
     return study
@@ -225,11 +225,12 @@ def _store_settings(plan, study, settings):
         study.set_user_attr('strategies', [*strategies, repr(plan.strategy)])
 
 # %% ../nbs/54_study.ipynb #5ce58d14
-def _sampler(plan, resumed):
+def _sampler(plan, study, resumed):
     if plan.sampler is None:
         several = plan.workers > 1 or hasattr(plan.runner, 'key')
-        kind = choose_sampler(plan.space, plan.shape.trials, len(plan.directions)).value
-        return default_sampler(plan.shape.seed, plan.shape.trials, several, kind)
+        choice = choose_sampler(plan.space, plan.shape.trials, len(plan.directions))
+        if study.user_attrs.get('sampler') != repr(choice): study.set_user_attr('sampler', repr(choice))
+        return default_sampler(plan.shape.seed, plan.shape.trials, several, choice.value)
     if resumed or plan.workers > 1: plan.sampler.reseed_rng() # its own seed would repeat earlier suggestions
     return plan.sampler
 
