@@ -266,7 +266,8 @@ def _valued(study): # copies, where a trial ran fewer folds
     values = _fold_means([t for t in trials if ended(t) and fold_scores(t)], sign_of(study))
     valued = [copy.copy(t) for t in trials if t.state == TrialState.COMPLETE or t.number in values]
     for t in valued:
-        if t.state != TrialState.COMPLETE: t.state, t.values = TrialState.COMPLETE, [values[t.number]]
+        if t.state == TrialState.COMPLETE: continue
+        t.state, t.values, t.user_attrs = TrialState.COMPLETE, [values[t.number]], t.user_attrs | dict(ended='stopped')
     return valued
 
 def _fold_means(trials, sign): # without what makes a fold easy or hard, by number
