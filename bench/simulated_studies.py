@@ -166,12 +166,16 @@ def main(argv: list[str] | None = None) -> list[dict]: # rows of the record
     done = read_journal(journal)
     rows = summarise({cell: done[cell] for cell in wanted if cell in done})
     if args.out:
-        words = ['python', 'bench/simulated_studies.py', *(argv or sys.argv[1:])]
-        settings = dict(provenance(detect(), shlex.join(words)), protocol='bench/protocol.md', first_seed=part['first'],
-                        studies=len([c for c in wanted if c in done]), planned=len(wanted))
+        settings = dict(provenance(detect(), _command(args)), protocol='bench/protocol.md', first_seed=part['first'],
+                        studies=len([c for c in wanted if c in done]), planned=len(cells(part, SIZES, VARIANTS, None)))
         write_json(args.out, dict(provenance=settings, rows=rows))
     for r in rows: print(_line(r))
     return rows
+
+
+def _command(args): # for the record: what was asked for, without the places of one machine
+    words = ['python', 'bench/simulated_studies.py', args.part, '--sizes', *args.sizes, '--variants', *args.variants]
+    return shlex.join([*words, *(['--seeds', str(args.seeds)] if args.seeds else [])])
 
 
 def _line(r):

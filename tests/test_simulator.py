@@ -190,7 +190,7 @@ def test_the_command_goes_on_and_writes_one_record(tmp_path, monkeypatch):
     assert len(first) == 18 and len(after) == 36 and all(after[c] == first[c] for c in first) and {c[3] for c in after} == {20_000, 20_001}
     stored = json.loads(record.read_text())
     assert stored['rows'] == json.loads(json.dumps(rows)) and {(r['variant'], r['family']) for r in rows} == {(v, f) for v in ('deferred', 'hyperband') for f in FAMILIES}
-    assert stored['provenance']['studies'] == stored['provenance']['planned'] == 36 and stored['provenance']['protocol'] == 'bench/protocol.md' and 'verdict' in stored['provenance']['command']
+    assert stored['provenance']['studies'] == 36 and stored['provenance']['planned'] == 6 * (240 * 5 + 100) and str(tmp_path) not in stored['provenance']['command'] and stored['provenance']['protocol'] == 'bench/protocol.md' and 'verdict' in stored['provenance']['command']
     row = next(r for r in rows if (r['variant'], r['family']) == ('deferred', 'base'))
     own = [after['3x60', 'base', 'deferred', n] for n in (20_000, 20_001)]
     assert row['epochs'] == np.mean([r['epochs'] for r in own]) and row['regret'] == pytest.approx(np.mean([r['regret'] for r in own])) and row['studies'] == 2
