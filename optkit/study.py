@@ -435,7 +435,7 @@ def take_waiting(self: Search, last: bool): # (trial, parameters), or None; `las
     number = self.plan.strategy.next_waiting(self.history, self.shape, _claimed(self.latest), last).value
     if number is None: return None
     with self.location.lock(), silent():
-        frozen = self.trials()[number]
+        frozen = self.study._storage.get_trial(self.latest[number]._trial_id) # one trial: all of them take milliseconds
         if not is_waiting(frozen): return None # another process was faster
         trial = Trial(self.study, frozen._trial_id)
         for claims in (self.claimed, HELD): claims.add((self.study.study_name, number))
@@ -464,7 +464,8 @@ def time_is_short(self: Search) -> bool: # with a budget only
 def next_trial(self: Search): # (trial, parameters), or None; (trial, `TrialPruned`) of one that the space refused
     "A trial to run: of those at hand, one whose engine is built already"
     key = getattr(self.plan.runner, 'key', None)
-    if taken := self.take_waiting(self.time_is_short()): return taken
+    full = self.plan.n_trials is not None and _claimed(self.latest) >= self.plan.n_trials
+    if taken := self.take_waiting(full and not self.pending or self.time_is_short()): return taken
     while len(self.pending) < (4 if key else 1) and (trial := self.claim()):
         self.pending.append((trial, None)) # held before its parameters are drawn, so that it is never forgotten
         try: self.pending[-1] = (trial, self.draw_params(trial))
