@@ -43,7 +43,7 @@ from optkit.config import TrainConfig
 from optkit.build import make_engine
 from optkit.trainer import Trainer, with_rows
 
-STRATEGIES = ('none', 'hyperband', 'reports', 'racing')
+STRATEGIES = ('none', 'hyperband', 'reports', 'racing', 'deferred')
 BATCHES = (32, 64, 128)
 SPACE = ('lr=2e-5..2e-3:log', 'weight_decay=1e-3..0.3:log', 'warmup=0.0..0.3', 'label_smoothing=0.0..0.1', f'effective_batch={",".join(map(str, BATCHES))}')
 MARGIN = .01 # F1
@@ -285,6 +285,13 @@ def row_of(a, study, strategy, seed, calls, kept):
                 best=best.number if best else None, params=best.params if best else None, search=best.value if best else None, fresh=float(scores.mean()) if len(scores) else None, fresh_scores=scores.tolist())
 
 
+def lowest(lost):
+    "Lower end of a one-sided 95% interval of the mean over studies (Student); None for fewer than two"
+    from scipy.stats import t as student
+    if len(lost) < 2: return None
+    return float(lost.mean() - student.ppf(.95, len(lost) - 1) * lost.std(ddof=1) / math.sqrt(len(lost)))
+
+
 def compared(rows, strategy):
     "A strategy against none, seed by seed"
     pair = [(r, n) for r in rows for n in rows if r['strategy'] == strategy and n['strategy'] == 'none' and n['seed'] == r['seed']]
@@ -296,7 +303,7 @@ def compared(rows, strategy):
                 epochs_ratio=dict(p50=float(np.median(epochs)), low=float(epochs.min()), high=float(epochs.max())), seconds=quantiles([r['seconds'] for r, _ in pair]), epochs=quantiles([r['epochs'] for r, _ in pair]),
                 fresh=dict(mean=float(np.mean([r['fresh'] for r, _ in pair if r['fresh'] is not None])) if len(lost) else None, difference=float(lost.mean()) if len(lost) else None, by_seed=lost.tolist(),
                            se_of_runs=float(fold.mean(-1).std(ddof=1) / math.sqrt(fold.shape[0] * fold.shape[1])) if fold.size and fold.shape[0] * fold.shape[1] > 1 else None, margin=MARGIN,
-                           non_inferior=bool(len(lost) and lost.mean() >= -MARGIN)),
+                           low=lowest(lost), non_inferior=bool(len(lost) > 1 and lowest(lost) >= -MARGIN)),
                 outside_share=quantiles([r['outside_share'] for r, _ in pair]), fixed=quantiles([r['fixed']['p50'] for r, _ in pair if r['fixed']]) if any(r['fixed'] for r, _ in pair) else None, repeats=len(pair))
 
 

@@ -630,7 +630,7 @@ _JOB = dict(
     effective_batch=_number('rows of an optimizer step', 'ROWS'),
     space=_option(list[str], 'what to search, once a parameter; also name=a,b,c, such as adapter_rank=4,8,16',
                   metavar='NAME=LOW..HIGH[:log]'),
-    strategy=_text('when a trial is given up: racing, none, hyperband, asha, wilcoxon or reports (racing)'),
+    strategy=_text('when a trial is given up: deferred, racing, none, hyperband, asha, wilcoxon or reports (deferred)'),
     metric=_text('one of the task, such as macro_f1, f1, accuracy, matthews, auroc, average_precision or loss'),
     precision=_text('bf16, fp16 or fp32'),
     no_ladder=_flag('--no-ladder', 'do not measure the optimizations'))
@@ -652,7 +652,7 @@ def do_tune(terminal, **given):
     name=_text('of the study (the only one)'),
     trials=_number('trials in all; twice as many as ended when left out'),
     workers=_number('that share the rest', default=1),
-    strategy=_text('that is tried on the finished trials', default='racing'))
+    strategy=_text('that is tried on the finished trials', default='deferred'))
 def do_forecast(terminal, run, name, trials, workers, strategy):
     "How long the study of a run folder takes from here, and what another strategy would have cost"
     from optkit.forecast import forecast, time_words

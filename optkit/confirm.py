@@ -131,7 +131,9 @@ def _trial_summary(trial, sign):
     state = ended(trial) or ('interrupted' if attrs.get('interrupted') else trial.state.name.lower())
     return dict(number=trial.number, state=state, value=None if trial.value is None else sign * trial.value,
                 value_kind=value_kind(trial), params=trial.params, fold_scores=[sign * v for v in fold_scores(trial)],
-                **{k: attrs.get(k) for k in ('stopped_after', 'reason', 'resumed_from', 'physical_batch')},
+                stopped_after=attrs.get('stopped_after', len(fold_scores(trial)) - 1 if state == 'stopped' else None),
+                reason=attrs.get('reason') or attrs.get('waits') or None,
+                **{k: attrs.get(k) for k in ('resumed_from', 'physical_batch')},
                 seconds=bill['seconds'], epochs=bill['epochs'], decisions=attrs.get('decisions', []))
 
 def _controller(strategy): # plain values

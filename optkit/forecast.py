@@ -7,7 +7,7 @@ __all__ = ['past_errors', 'cost_interval', 'coverage', 'Forecast', 'forecast', '
            'importance_figure', 'parallel_figure']
 
 # %% ../nbs/57_forecast.ipynb #7c0c0041
-import math
+import copy, math
 from dataclasses import dataclass
 from html import escape
 
@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from optuna.trial import TrialState
 
 from .base import InputError
-from .strategies import as_strategy, StudySize, Strategy
+from .strategies import as_strategy, FoldModel, score_table, StudySize, Strategy, StudyView
 from .storage import sign_of
-from .space import ended, fold_scores, spent, study_settings
+from .space import ended, fold_scores, is_waiting, spent, study_settings
 from .study import check_whole
 
 # %% ../nbs/57_forecast.ipynb #2e2cdb1d
@@ -147,7 +147,7 @@ def forecast(
     "How long the rest of a study takes. Raises `InputError` for a study without a finished trial."
     check_whole('n_trials', n_trials, 1, optional=True)
     check_whole('workers', workers, 1)
-    trials, settings = [t for t in study.get_trials(deepcopy=False) if ended(t)], study_settings(study)
+    trials, settings = [t for t in study.get_trials(deepcopy=False) if ended(t) or is_waiting(t)], study_settings(study)
     if not trials or not settings:
         raise InputError(f'study {study.study_name!r} has no finished trial of optkit yet; '
                          '`forecast_before` gives bounds without one')
@@ -196,7 +196,7 @@ def forecast_before(
     folds: int, # of a trial
     epochs: int, # of a fold
     seconds_per_epoch: float, # of one fold, training and evaluation
-    strategy: str | Strategy = 'racing', # that stops trials
+    strategy: str | Strategy = 'deferred', # that stops trials
     build_s: float = 0., # seconds, once, before the first trial
     workers: int = 1 # processes that run trials
 ) -> Forecast:
@@ -250,18 +250,31 @@ def importance_figure(
     if len(valued) < 4:
         raise InputError(f'study {study.study_name!r} has {len(valued)} trials with a value; '
                          'importances need at least 4')
-    importances = optuna.importance.get_param_importances(study)
+    importances = optuna.importance.get_param_importances(StudyView(study, valued))
     figure = Figure(figsize=(7, .45 * len(importances) + 1.4), layout='constrained')
     axes = figure.subplots()
     bars = axes.barh([*importances][::-1], [*importances.values()][::-1], color='#1f5fbf')
     axes.bar_label(bars, fmt='%.2f', padding=3)
     axes.margins(x=.12)
-    predicted = sum(ended(t) == 'stopped' for t in valued)
+    stopped = sum(ended(t) == 'stopped' for t in valued)
     axes.set(xlabel='importance (adds up to 1)', title=f'What mattered{f" – {where}" if where else ""}\n'
-             f'{len(valued)} trials, of which {predicted} with a predicted value')
+             f'{len(valued)} trials, of which {stopped} ran fewer folds')
     return figure
 
-def _valued(study): return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+def _valued(study): # copies, where a trial ran fewer folds
+    trials = [t for t in study.get_trials(deepcopy=False) if ended(t) != 'failed']
+    values = _fold_means([t for t in trials if ended(t) and fold_scores(t)], sign_of(study))
+    valued = [copy.copy(t) for t in trials if t.state == TrialState.COMPLETE or t.number in values]
+    for t in valued:
+        if t.state == TrialState.COMPLETE: continue
+        t.state, t.values, t.user_attrs = TrialState.COMPLETE, [values[t.number]], t.user_attrs | dict(ended='stopped')
+    return valued
+
+def _fold_means(trials, sign): # without what makes a fold easy or hard, by number
+    if not trials: return {}
+    scores, numbers = [fold_scores(t) for t in trials], [t.number for t in trials]
+    model = FoldModel(numbers, sign * score_table(scores, max(map(len, scores))))
+    return dict(zip(numbers, (sign * model.means).tolist()))
 
 # %% ../nbs/57_forecast.ipynb #a9df723e
 def _positions(values, distribution): # along an axis from 0 to 1
@@ -277,7 +290,7 @@ def parallel_figure(
     where: str = '', # for the title
     most: int = 300 # trials that are drawn, the best of them
 ) -> Figure:
-    "Parameters of each trial, coloured by value; predicted values dashed and lighter"
+    "Parameters of each trial, coloured by value; those that ran fewer folds dashed and lighter"
     sign = sign_of(study)
     valued = _valued(study)
     if not valued: raise InputError(f'study {study.study_name!r} has no trial with a value yet')
@@ -290,8 +303,7 @@ def parallel_figure(
     axes = figure.subplots()
     _draw_trials(axes, trials, columns, sign * values)
     _draw_axes(axes, [*names, 'value'], trials[0].distributions, values)
-    axes.set_title(f'{len(trials)} trials{f" – {where}" if where else ""}: solid ran all folds, dashed were stopped '
-                   'and have a predicted value')
+    axes.set_title(f'{len(trials)} trials{f" – {where}" if where else ""}: solid ran all folds, dashed fewer')
     return figure
 
 # %% ../nbs/57_forecast.ipynb #fd224db0

@@ -48,11 +48,11 @@ def forecast(study: optuna.Study, n_trials: int | None=None, confidence: float=0
     """How long the rest of a study takes. Raises `InputError` for a study without a finished trial."""
 def fold_profile(study: optuna.Study) -> list[dict]:
     """Trials and hours by the folds that they reached"""
-def forecast_before(n_trials: int, folds: int, epochs: int, seconds_per_epoch: float, strategy: str | Strategy='racing', build_s: float=0.0, workers: int=1) -> Forecast:
+def forecast_before(n_trials: int, folds: int, epochs: int, seconds_per_epoch: float, strategy: str | Strategy='deferred', build_s: float=0.0, workers: int=1) -> Forecast:
     """Bounds of a study that has not begun"""
 def build_bill(training_s: float, trials: int, build_s: float, speedup: float, keys: int=1) -> dict[str, dict]:
     """The study's hours by how often its engine is built"""
 def importance_figure(study: optuna.Study, where: str='') -> Figure:
     """How much each parameter mattered for being among the best tenth"""
 def parallel_figure(study: optuna.Study, where: str='', most: int=300) -> Figure:
-    """Parameters of each trial, coloured by value; predicted values dashed and lighter"""
+    """Parameters of each trial, coloured by value; those that ran fewer folds dashed and lighter"""

@@ -24,9 +24,9 @@ from tqdm.auto import tqdm
 from .base import first_line, InputError, moved
 from .batch_finder import is_out_of_memory
 from .trainer import Trainer
-from .strategies import Course, follow, silent, Strategy, value_for_sampler
+from .strategies import Course, follow, silent, Strategy
 from .storage import move_aside, open_storage, put_back, storage_errors, StorageLost, write_values
-from .space import best_of, curves, ended, TrainerRunner
+from .space import best_of, curves, ended, is_waiting, TrainerRunner
 from .study import (
     HELD, interrupt_trial, Interrupts, make_plan, Misfit, open_or_make_study, requeue_interrupted, Search)
 
@@ -78,12 +78,13 @@ class Running:
 # %% ../nbs/55_hpo.ipynb #3c51e0a7
 @patch
 def begin(self: Search, trial: Trial) -> Running:
-    "Start a trial, with the finished folds of the interrupted trials before it"
+    "Start a trial or go on with one that waited, with the finished folds of the interrupted trials before it"
     done, stride, sign = trial.user_attrs.get('folds', {}), self.plan.stride, self.plan.sign
     scores = [*done.get('scores', [])]
     if self.plan.several: signed = [[0.] for _ in scores]
     else:
-        stored = self._resumed_curves(trial)[:len(scores)]
+        stored = curves(trial._cached_frozen_trial, stride) # of one that waited
+        stored = (stored if len(stored) >= len(scores) else self._resumed_curves(trial))[:len(scores)]
         scores = scores[:len(stored)]
         write_values(trial, [(fold * stride + epoch, value)
                              for fold, values in enumerate(stored) for epoch, value in enumerate(values, 1)])
@@ -222,20 +223,22 @@ def report_result(self: Search, trial: Trial, values=None, state: TrialState | N
 # %% ../nbs/55_hpo.ipynb #ce00d980
 @patch
 def finish(self: Search, run: Running, verdict, build_seconds: float):
-    "Report a complete trial with the mean over its folds, a stopped one as pruned or with its predicted mean"
-    if not verdict:
-        self._store_end(run, 'complete', build_seconds=build_seconds)
-        return self.report_result(run.trial, np.reshape(run.scores, (len(run.scores), -1)).mean(0).tolist())
-    predicts = self.plan.strategy.stopped_as == 'predicted' # no better than the best complete trial
-    predicted = self.plan.sign * value_for_sampler(verdict, self.history) if predicts else None
-    self._store_end(run, 'stopped', verdict.reason, build_seconds, predicted)
-    self.report_result(run.trial, predicted, None if predicts else TrialState.PRUNED)
+    "Report a complete trial with the mean over its folds, a stopped one as pruned; or let it wait"
+    if verdict and verdict.waits: return self._let_wait(run, verdict.reason)
+    self._store_end(run, 'stopped' if verdict else 'complete', verdict and verdict.reason, build_seconds)
+    values = None if verdict else np.reshape(run.scores, (len(run.scores), -1)).mean(0).tolist()
+    self.report_result(run.trial, values, TrialState.PRUNED if verdict else None)
+
+@patch
+def _let_wait(self: Search, run, reason): # its folds and what they cost are stored already
+    self.store(run, waits=reason)
+    HELD.discard((self.study.study_name, run.trial.number))
+    self.current = None
 
 # %% ../nbs/55_hpo.ipynb #ce5b99fb
 @patch
-def _store_end(self: Search, run, end, reason=None, build_seconds=0., predicted=None):
+def _store_end(self: Search, run, end, reason=None, build_seconds=0.):
     attrs = dict(reason=reason) if reason else {}
-    if predicted is not None: attrs['predicted'] = predicted
     if end == 'stopped': # index of the last fold that ran
         attrs['stopped_after'] = run.course.done - (len(run.course.curves) == run.course.done)
     bill = dict(run.bill(), build=build_seconds) if build_seconds else run.bill()
@@ -267,6 +270,9 @@ def run_trial(self: Search, trial: Trial, params: dict | optuna.TrialPruned):
     self.sync(self.latest) # read by `claim` or `_after_trial` a moment ago
     run = self.begin(trial)
     self.current = (trial, run)
+    if self.plan.workers == 1 and hasattr(self.study.sampler, 'draw_ahead'):
+        new = trial.number == len(self.latest) # read before it was asked for; reading again takes milliseconds
+        self.study.sampler.draw_ahead(self.study, [*self.latest, trial._cached_frozen_trial] if new else self.trials())
     if isinstance(params, optuna.TrialPruned): return self.refuse(run, params)
     with _heartbeat(self.study, trial):
         try:
@@ -332,8 +338,8 @@ def _run_trials(self: Search, wait):
         if self.left() <= 0: raise BudgetSpent
         self.check_requests()
         if (claimed := self.next_trial()) is None: # others are at work; one of them may die
-            time.sleep(wait)
             self.n_ended = self.count()
+            if n is None or self.n_ended < n: time.sleep(wait)
             continue
         trial, params = claimed
         self.current = (trial, None)
@@ -358,7 +364,7 @@ def _after_trial(self: Search, trial):
 # %% ../nbs/55_hpo.ipynb #586b493d
 @patch
 def _show_progress(self: Search, trials):
-    self.bar.update(max(0, min(self.n_ended, self.plan.n_trials or 10**9) - self.bar.n))
+    self.bar.update(max(0, min(self.n_ended + sum(map(is_waiting, trials)), self.plan.n_trials or 10**9) - self.bar.n))
     if self.plan.several or not (best := best_of(trials, self.plan.sign)): return
     stopped = sum(ended(t) == 'stopped' for t in trials)
     self.bar.set_postfix(best=f'{self.plan.plain(best.value):.4f}', stopped=stopped)
@@ -458,8 +464,8 @@ def tune(
     budget: str | float | None = None, # '8h' or seconds, earlier calls included; this, n_trials or both are needed
     folds: int | list = 5, # their number; for a Trainer also the (train, valid) row numbers
     epochs: int | None = None, # values that a fold gives at most; None: those of the runner, or not known
-    strategy: str | Strategy = 'racing', # a name of `STRATEGIES`, a strategy, or a pruner of Optuna
-    sampler: optuna.samplers.BaseSampler | None = None, # None: TPE
+    strategy: str | Strategy = 'deferred', # a name of `STRATEGIES`, a strategy, or a pruner of Optuna
+    sampler: optuna.samplers.BaseSampler | None = None, # None: a Gaussian process or TPE, by space and trials
     storage: str | Path | optuna.storages.BaseStorage | None = None, # None: runs/NAME/study.db; 'memory', path, address
     name: str | None = None, # of the study; None: 'study'
     workers: int = 1, # processes; more than one need a runner that can be pickled
@@ -469,7 +475,7 @@ def tune(
     first: Sequence[dict] = (), # parameters to try first
     identity: dict | None = None, # what values depend on beside parameters and runner; plain values
     on_epoch: Callable | None = None, # called with (fold, epoch, value)
-    on_trial: Callable | None = None, # called with (study, trial) after each trial, and may call `study.stop()`
+    on_trial: Callable | None = None, # called with (study, trial) when a trial ends or waits; may call `study.stop()`
     progress: bool = True, # show a bar
     say: Callable[[str], None] = tqdm.write # for notes
 ) -> optuna.Study: # `best_complete` gives its winner

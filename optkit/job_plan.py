@@ -117,7 +117,7 @@ class JobConfig:
     effective_batch: int = 16 # rows of an optimizer step, likewise
     space: tuple[str, ...] | None = None # see `space.parse_space`; None: `SPACE`, as far as the task has its parameters
     metric: str | None = None # one of `metrics.TASK_METRICS`; None: the first of the task
-    strategy: str = 'racing' # one of `strategies.STRATEGIES`: when a trial is given up
+    strategy: str = 'deferred' # one of `strategies.STRATEGIES`: when a trial is given up
     confirm: int = 3 # best trials that run again on other folds; 0: the winner of the search is taken as it is
     precision: str | None = None # 'bf16', 'fp16', 'fp32'; None: chosen for the machine
     layout: str = 'sorted' # of a step's samples, one of `steps.LAYOUTS` that does not change training

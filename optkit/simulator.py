@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 
 from .base import InputError
 from .strategies import (
-    as_strategy, Course, default_sampler, follow, History, silent, Strategy, StudySize, value_for_sampler)
+    as_strategy, Course, default_sampler, estimates, follow, History, sampler_choice, silent, Strategy, StudySize)
 
 # %% ../nbs/51_simulator.ipynb #d404bb5b
 def simulated_runner(
@@ -52,6 +52,13 @@ class FoldNoise:
     epoch: float = .006 # standard deviation of the epoch's noise
     correlation: float = .3 # of the noise of one epoch with the next
     folds: int = 5 # of a trial
+    tail: float | None = None # degrees of freedom of a Student trial x fold noise of that deviation; None: normal
+    collapse: float = 0. # chance that a fold goes wrong and ends 0.05 to 0.3 higher
+
+    def draw(self, rng: np.random.Generator) -> float: # what a trial's fold is off by
+        if self.tail is None and not self.collapse: return rng.normal(0, self.trial)
+        wrong = (rng.random() < self.collapse) * rng.uniform(.05, .3)
+        return self.trial * rng.standard_t(self.tail) * math.sqrt(1 - 2 / self.tail) + wrong
 
     @property
     def margin(self) -> float: # the standard error of one score over the folds
@@ -72,7 +79,7 @@ def noisy_runner(self: FoldNoise,
         rng = np.random.default_rng(_seed_of(seed, params, fold))
         noise = lfilter([math.sqrt(1 - rho ** 2)], [1, -rho], rng.normal(0, self.epoch, self.epochs))
         best, since = -math.inf, 0
-        for value in (-(clean(params) + easy[fold] + rng.normal(0, self.trial) + noise)).tolist():
+        for value in (-(clean(params) + easy[fold] + self.draw(rng) + noise)).tolist():
             yield value
             since = 0 if value > best else since + 1
             best = max(best, value)
@@ -85,6 +92,8 @@ class SyntheticCurves(FoldNoise):
     "Made-up validation losses of a fine-tuning run; the noise as in `FoldNoise`, by keyword"
     epochs: int = 100 # values of a fold, over the same training whatever their number
     name: str = 'synthetic' # of the kind of curves
+    best_off: float = 0. # decades from the ridge at which the asymptote is lowest; below 0 slow trials win late
+    jump: float | None = None # epochs of a plateau on the ridge, after which the loss falls at once; None: a power law
 
     @property
     def space(self) -> dict[str, BaseDistribution]:
@@ -101,6 +110,11 @@ class SyntheticCurves(FoldNoise):
 # %% ../nbs/51_simulator.ipynb #82864937
 NOISY = dict(fold=.03, trial=.016, epoch=.012, name='noisy') # fields of `SyntheticCurves`
 
+FAMILIES = dict( # of curves, by name
+    base=dict(name='base'), noisy=NOISY, crossing=dict(best_off=-.5, name='crossing'),
+    heavy=dict(trial=.016, tail=3., collapse=.03, name='heavy'), plateau=dict(jump=4., name='plateau'),
+    small=dict(fold=.04, trial=.032, epoch=.024, name='small'))
+
 # %% ../nbs/51_simulator.ipynb #a70adb98
 @patch
 def clean(self: SyntheticCurves, params: dict) -> np.ndarray: # loss by epoch
@@ -108,13 +122,16 @@ def clean(self: SyntheticCurves, params: dict) -> np.ndarray: # loss by epoch
     t = np.linspace(100 / self.epochs, 100, self.epochs)
     batch, decay = math.log2(params['batch'] / 64), math.log10(params['weight_decay']) + 1.7
     off = math.log10(params['lr']) + 4.5 - .18 * batch # from the ridge
-    floor = (.3 + .056 * off ** 2 / (1 + .15 * off ** 2) + .003 * batch ** 2 + .008 * decay ** 2
+    miss = (off - self.best_off) ** 2
+    floor = (.3 + .056 * miss / (1 + .15 * miss) + .003 * batch ** 2 + .008 * decay ** 2
              + .35 * (params['dropout'] - .15) ** 2 + .6 * (params['warmup'] - .1) ** 2
              + .8 * (params['smoothing'] - .08) ** 2)
     slow = 2.2 * 10 ** (-.55 * off) * (1 + 1.5 * params['dropout'])
     overfits = .1 * 10 ** (.45 * off - .12 * decay) * max(.15, 1 - 1.4 * params['dropout'])
     late = np.maximum(0, t - 12 * 10 ** (-.35 * off)) / 100
-    return np.minimum(floor + .45 * (1 + t / slow) ** -1.1 + overfits * late ** 1.3, 1.5)
+    fall = (1 + t / slow) ** -1.1
+    if self.jump: fall = 1 / (1 + (t / (self.jump * 10 ** (-.5 * off) * (1 + 2 * params['warmup']))) ** 4)
+    return np.minimum(floor + .45 * fall + overfits * late ** 1.3, 1.5)
 
 # %% ../nbs/51_simulator.ipynb #d1646b30
 @patch
@@ -185,9 +202,9 @@ def taskset_curves(
 class Simulated:
     "A simulated study, trial by trial"
     spent: np.ndarray # epochs after each trial
-    regret: np.ndarray # true loss of the best complete trial above the optimum; inf while there is none
+    regret: np.ndarray # true loss of the winner so far above the optimum; inf while no trial is complete
     complete: np.ndarray # complete trials so far
-    values: tuple # reported to the sampler; None: failed or pruned
+    values: tuple # mean over all folds of each trial, by its number; None: stopped or failed
     best: dict | None = None # parameters of the winner
 
     def at_trials(self, n: int) -> dict: # epochs, regret, complete after n trials
@@ -199,52 +216,92 @@ class Simulated:
 # %% ../nbs/51_simulator.ipynb #e02f9fa8
 def simulate(
     curves: Any, # with the methods of `SyntheticCurves`
-    strategy: str | Strategy = 'racing', # that stops trials
+    strategy: str | Strategy = 'deferred', # that stops trials
     trials: int = 400, # of the study
     seed: int = 0, # of folds, noise and suggestions
     budget: int = 0, # go on behind `trials` until so many epochs are spent
-    optimum: float | None = None # of the curves; None: computed
+    optimum: float | None = None, # of the curves; None: computed
+    sampler: str | None = None, # 'gp' or 'tpe'; None: by the space and the trials, as in `tune`
+    other: int = 0 # added to the seed of the suggestions, not to that of folds and noise
 ) -> Simulated:
     "A study of `curves` under a strategy, in memory"
-    strategy, size = as_strategy(strategy), StudySize(curves.folds, curves.epochs, trials, seed)
-    strategy.check(size)
-    with silent():
-        study = optuna.create_study(study_name='simulated', direction='maximize', pruner=strategy.pruner(size),
-                                    sampler=default_sampler(seed, trials))
-    history, runner = History(), curves.runner(seed)
-    rows, spent, regret, best, winner = [], 0, math.inf, -math.inf, None
-    if optimum is None: optimum = curves.optimum()
-    while len(rows) < trials or spent < budget:
-        trial = study.ask(curves.space)
-        value, course = _simulate_trial(study, trial, strategy, history, size, runner)
-        spent += sum(map(len, course.curves))
-        if history.best > best:
-            best, winner = history.best, trial.params
-            regret = curves.truth(winner) - optimum
-        rows.append((spent, regret, len(history.complete), value))
-    spent, regret, complete, values = zip(*rows)
-    return Simulated(np.array(spent), np.array(regret), np.array(complete), values, winner)
+    run = SimulatedRun(curves, as_strategy(strategy), trials, seed, sampler, optimum, other)
+    while run.begun < trials or run.spent < budget: run.begin()
+    run.continue_waiting(last=True)
+    spent, regret, complete = zip(*run.rows)
+    values = [None] * run.begun
+    for course in run.history.complete: values[course.number] = float(np.mean(course.scores))
+    return Simulated(np.array(spent), np.array(regret), np.array(complete), tuple(values), run.winner())
+
+# %% ../nbs/51_simulator.ipynb #e7f47ccc
+class SimulatedRun:
+    "The state of a simulated study"
+    def __init__(self, curves, strategy, trials, seed, sampler, optimum, other=0):
+        self.curves, self.strategy, self.size = curves, strategy, StudySize(curves.folds, curves.epochs, trials, seed)
+        strategy.check(self.size)
+        kind = sampler or sampler_choice([*curves.space], len(curves.space), trials).value
+        sampler, self.history = default_sampler(seed + other, trials, kind=kind), History()
+        sampler.estimate = lambda: estimates(self.history, self.size)
+        with silent():
+            self.study = optuna.create_study(study_name='simulated', direction='maximize', sampler=sampler,
+                                             pruner=strategy.pruner(self.size))
+        self.values, self.waiting, self.rows = curves.runner(seed), {}, []
+        self.begun, self.spent = 0, 0
+        self.optimum = curves.optimum() if optimum is None else optimum
+
+    def winner(self) -> dict | None: # parameters
+        model = self.history.model(self.size.folds)
+        if model is None or not model.complete.any(): return None
+        return self.study.get_trials(deepcopy=False)[model.numbers[model.winner]].params
+
+# %% ../nbs/51_simulator.ipynb #ebf614f9
+@patch
+def begin(self: SimulatedRun):
+    "Run a new trial, and what waits and comes next"
+    with silent(): trial = self.study.ask(self.curves.space)
+    before = len(self.history.complete)
+    self.begun += 1
+    with silent(): self.study.sampler.draw_ahead(self.study, self.study.get_trials(deepcopy=False), at_once=True)
+    self.follow(trial, Course(trial.number))
+    self.rows.append(None)
+    self.continue_waiting(last=False)
+    regret = self.rows[-2][1] if len(self.rows) > 1 else math.inf
+    self.note(regret if before == len(self.history.complete) else None)
+
+@patch
+def continue_waiting(self: SimulatedRun, last: bool):
+    before = self.spent
+    while (n := self.strategy.next_waiting(self.history, self.size, self.begun, last).value) is not None:
+        self.follow(self.waiting[n], self.history.waiting[n])
+    if last and self.spent > before: self.note()
+
+@patch
+def note(self: SimulatedRun, regret=None): # None: computed
+    if regret is None:
+        winner = self.winner()
+        regret = self.curves.truth(winner) - self.optimum if winner else math.inf
+    self.rows[-1] = (self.spent, regret, len(self.history.complete))
 
 # %% ../nbs/51_simulator.ipynb #0155b846
-def _simulate_trial(study, trial, strategy, history, size, runner):
-    "Run a trial and report it to the sampler; its value (None: pruned) and its course"
-    course, params, report = Course(trial.number), trial.params, None
-    if strategy.watches_study: report = lambda fold, epoch, value: trial.report(value, fold * size.epochs + epoch)
-    try: verdict = follow(strategy, course, history, size, lambda fold: runner(params, fold), trial, report)
+@patch
+def follow(self: SimulatedRun, trial, course):
+    "Run a trial until it ends or waits, and report it to Optuna"
+    params, before, report = trial.params, sum(map(len, course.curves)), None
+    if self.strategy.watches_study:
+        report = lambda fold, epoch, value: trial.report(value, fold * self.size.epochs + epoch)
+    try: verdict = follow(self.strategy, course, self.history, self.size, lambda fold: self.values(params, fold),
+                          trial, report)
     except FloatingPointError:
         trial.set_constraint('finite', 1.)
-        study.tell(trial, state=TrialState.PRUNED)
-        return None, course
-    value = None
-    if verdict and strategy.stopped_as == 'pruned':
-        last = course.curves[-1] # the sampler reads only the last value
-        if not report: trial.report(last[-1], course.done * size.epochs + len(last))
-        study.tell(trial, state=TrialState.PRUNED)
+        return self.study.tell(trial, state=TrialState.PRUNED)
+    finally: self.spent += sum(map(len, course.curves)) - before
+    self.history.add(course, verdict is None, bool(verdict and verdict.waits))
+    if verdict is None: self.study.tell(trial, float(np.mean(course.scores)))
+    elif verdict.waits: self.waiting[trial.number] = trial
     else:
-        value = value_for_sampler(verdict, history) if verdict else float(np.mean(course.scores))
-        study.tell(trial, value)
-    history.add(course, complete=verdict is None)
-    return value, course
+        last = course.curves[-1]
+        if not report: trial.report(last[-1], course.done * self.size.epochs + len(last))
+        self.study.tell(trial, state=TrialState.PRUNED)
 
 # %% ../nbs/51_simulator.ipynb #37b34226
 @dataclass(frozen=True)
@@ -270,30 +327,41 @@ class Replay:
 # %% ../nbs/51_simulator.ipynb #5bdfe086
 def replay(
     courses: Sequence[Course], # of finished trials, in the order in which they ended; `space.courses(study)` makes them
-    strategy: str | Strategy = 'racing', # that is replayed
+    strategy: str | Strategy = 'deferred', # that is replayed
     size: StudySize | None = None # None: taken from the longest of them
 ) -> Replay:
     "What a strategy would have made of these trials. Raises `InputError` for a strategy that needs a living study."
     strategy = as_strategy(strategy)
     if strategy.watches_study:
         raise InputError(f'strategy {strategy.name!r} asks a pruner of Optuna, which cannot be replayed; '
-                         'choose one of none, hyperband, asha, wilcoxon, racing')
+                         'choose one of none, hyperband, asha, wilcoxon, racing, deferred')
     if not courses: raise InputError('no finished trial with values by epoch, so there is nothing to replay')
     longest = max(len(values) for c in courses for values in c.curves)
     size = size or StudySize(max(c.done for c in courses) or 1, longest, len(courses))
     strategy.check(size)
-    history, reasons, completed, epochs_then = History(), {}, [], 0
-    for course in courses:
-        again = Course(course.number, comparable=course.comparable)
-        verdict = _replay_trial(strategy, again, history, size, course)
-        epochs_then += _epochs(again)
-        if verdict: reasons[course.number] = verdict.reason
-        if again.done == size.folds: completed.append(course)
-        history.add(again, complete=again.done == size.folds)
+    again = [Course(c.number, comparable=c.comparable) for c in courses]
+    reasons = _replay_all(strategy, size, courses, again)
     score, winner = _best(c for c in courses if c.done == size.folds)
-    score_then, winner_then = _best(completed)
-    return Replay(strategy.name, len(courses), sum(map(_epochs, courses)), epochs_then, len(reasons),
+    score_then, winner_then = _best(c for c, a in zip(courses, again) if a.done == size.folds)
+    return Replay(strategy.name, len(courses), sum(map(_epochs, courses)), sum(map(_epochs, again)), len(reasons),
                   winner, winner_then, score - score_then, reasons)
+
+# %% ../nbs/51_simulator.ipynb #4706be55
+def _replay_all(strategy, size, courses, again): # why trials would have been stopped, by number
+    history, reasons = History(), {}
+    recorded = {c.number: (c, a) for c, a in zip(courses, again)}
+    def run(number):
+        course, copy = recorded[number]
+        verdict = _replay_trial(strategy, copy, history, size, course)
+        history.add(copy, copy.done == size.folds, bool(verdict and verdict.waits))
+        reasons.pop(number, None)
+        if verdict: reasons[number] = verdict.reason
+    def continue_waiting(begun):
+        while (n := strategy.next_waiting(history, size, begun, begun == len(courses)).value) is not None: run(n)
+    for begun, course in enumerate(courses, 1):
+        run(course.number)
+        continue_waiting(begun)
+    return reasons
 
 # %% ../nbs/51_simulator.ipynb #ca2cc5c7
 def _epochs(course): return sum(map(len, course.curves))

@@ -1,6 +1,6 @@
 # Made by tools/stubs.py from the modules: run that.
 
-from .strategies import Course, Strategy, StudySize
+from .strategies import Course, History, Strategy, StudySize
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from optuna.distributions import BaseDistribution
@@ -19,6 +19,10 @@ class FoldNoise:
     epoch: float = ...
     correlation: float = ...
     folds: int = ...
+    tail: float | None = ...
+    collapse: float = ...
+
+    def draw(self, rng: np.random.Generator) -> float: ...
 
     @property
     def margin(self) -> float: ...
@@ -30,6 +34,8 @@ class SyntheticCurves(FoldNoise):
     """Made-up validation losses of a fine-tuning run; the noise as in `FoldNoise`, by keyword"""
     epochs: int = ...
     name: str = ...
+    best_off: float = ...
+    jump: float | None = ...
 
     @property
     def space(self) -> dict[str, BaseDistribution]: ...
@@ -44,6 +50,7 @@ class SyntheticCurves(FoldNoise):
     def optimum(self) -> float:
         """The lowest true loss in the space: simplex searches from the best of 3000 random points"""
 NOISY: Any
+FAMILIES: Any
 @dataclass(frozen=True)
 class RecordedCurves(FoldNoise):
     """Recorded validation losses; folds are made of noise as in `FoldNoise`, by keyword"""
@@ -84,8 +91,35 @@ class Simulated:
     def at_trials(self, n: int) -> dict: ...
 
     def at_epochs(self, budget: int) -> float: ...
-def simulate(curves: Any, strategy: str | Strategy='racing', trials: int=400, seed: int=0, budget: int=0, optimum: float | None=None) -> Simulated:
+def simulate(curves: Any, strategy: str | Strategy='deferred', trials: int=400, seed: int=0, budget: int=0, optimum: float | None=None, sampler: str | None=None, other: int=0) -> Simulated:
     """A study of `curves` under a strategy, in memory"""
+class SimulatedRun:
+    """The state of a simulated study"""
+    curves: Any
+    strategy: Any
+    size: StudySize
+    history: History
+    values: Any
+    waiting: dict
+    rows: list
+    begun: int
+    spent: int
+    optimum: Any
+    study: Any
+
+    def __init__(self, curves, strategy, trials, seed, sampler, optimum, other=0): ...
+
+    def winner(self) -> dict | None: ...
+
+    def begin(self):
+        """Run a new trial, and what waits and comes next"""
+
+    def continue_waiting(self, last: bool): ...
+
+    def note(self, regret=None): ...
+
+    def follow(self, trial, course):
+        """Run a trial until it ends or waits, and report it to Optuna"""
 @dataclass(frozen=True)
 class Replay:
     """A strategy run over finished trials"""
@@ -98,7 +132,7 @@ class Replay:
     winner_then: int | None
     lost: float
     reasons: dict = ...
-def replay(courses: Sequence[Course], strategy: str | Strategy='racing', size: StudySize | None=None) -> Replay:
+def replay(courses: Sequence[Course], strategy: str | Strategy='deferred', size: StudySize | None=None) -> Replay:
     """What a strategy would have made of these trials. Raises `InputError` for a strategy that needs a living study."""
 class _EndOfRecord(Exception):
     """The recorded trial has no further value"""

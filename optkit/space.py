@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from .base import InputError
 from .trainer import fold_runner, Trainer, trial_config
 from .folds import strata_of, stratified_folds
-from .strategies import Course, silent, Strategy, StudySize
+from .strategies import Course, FoldModel, score_table, silent, Strategy, StudySize
 from .simulator import Replay, replay
 from .storage import sign_of
 
@@ -183,8 +183,13 @@ def _probe(space, draws=20):
 # %% ../nbs/53_space.ipynb #f30abea7
 def ended(trial: FrozenTrial) -> str | None: # 'complete', 'stopped', 'failed'; None: not by itself
     "How a trial ended"
-    finished = trial.state.is_finished() and not trial.user_attrs.get('interrupted')
-    return trial.user_attrs.get('ended') if finished else None
+    attrs = trial.user_attrs
+    if not trial.state.is_finished() or attrs.get('interrupted'): return None
+    return 'stopped' if attrs.get('waits') and trial.state == TrialState.PRUNED else attrs.get('ended')
+
+# %% ../nbs/53_space.ipynb #1af37072
+def is_waiting(trial: FrozenTrial) -> bool: # for further folds; no process works on it
+    return trial.state == TrialState.RUNNING and bool(trial.user_attrs.get('waits'))
 
 # %% ../nbs/53_space.ipynb #30f0f7a3
 def value_kind(trial: FrozenTrial) -> str: # 'measured', 'predicted', 'last value' (of one given up), '' (there is none)
@@ -210,13 +215,19 @@ def spent(trial: FrozenTrial) -> dict: # 'seconds', 'training' (seconds inside t
 
 # %% ../nbs/53_space.ipynb #b21c6478
 def best_complete(study: optuna.Study) -> FrozenTrial | None: # None while no trial is complete
-    "The best trial that ran all folds"
+    "The best trial that ran all folds, by the posterior of its mean, in which a lucky fold counts less"
     return best_of(study.get_trials(deepcopy=False), sign_of(study))
 
 # %% ../nbs/53_space.ipynb #65a2cf1f
 def best_of(trials, sign):
-    complete = (t for t in trials if ended(t) == 'complete')
-    return (max if sign > 0 else min)(complete, key=lambda t: t.value, default=None)
+    complete = [t for t in trials if ended(t) == 'complete']
+    folds = max((len(fold_scores(t)) for t in complete), default=0)
+    if not folds or len({len(fold_scores(t)) for t in complete}) > 1: # made by something else
+        return (max if sign > 0 else min)(complete, key=lambda t: t.value, default=None)
+    rows = [t for t in trials if fold_scores(t) and (is_waiting(t) or ended(t) in ('complete', 'stopped'))]
+    table = sign * score_table([fold_scores(t)[:folds] for t in rows], folds)
+    model = FoldModel([t.number for t in rows], table)
+    return max(complete, key=lambda t: model.posterior[model.row[t.number]])
 
 def trials_that(study: optuna.Study, end: str) -> list[FrozenTrial]: # 'complete', 'stopped' or 'failed'
     return [t for t in study.get_trials(deepcopy=False) if ended(t) == end]
@@ -246,7 +257,7 @@ def course_of(trial, sign, stride):
         course = Course(trial.number, [[sign * v for _, v in sorted(trial.intermediate_values.items())]])
         course.done = int(trial.state == TrialState.COMPLETE)
         return course
-    if ended(trial) not in ('complete', 'stopped'): return None
+    if not is_waiting(trial) and ended(trial) not in ('complete', 'stopped'): return None
     values = [[sign * v for v in c] for c in curves(trial, stride)]
     course = Course(trial.number, values, comparable='epochs' not in trial.params)
     course.done = len(fold_scores(trial))
@@ -255,7 +266,7 @@ def course_of(trial, sign, stride):
 # %% ../nbs/53_space.ipynb #24ea3f45
 def what_if(
     study: optuna.Study, # finished; of `tune`, or any study of Optuna whose trials hold values by epoch
-    strategy: str | Strategy = 'racing' # that is replayed
+    strategy: str | Strategy = 'deferred' # that is replayed
 ) -> Replay:
     "What would this strategy have cost me?"
     settings, trials = study_settings(study), courses(study)

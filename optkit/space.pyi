@@ -55,6 +55,7 @@ def as_space(space) -> Space:
     """The space of any of its forms. Raises `InputError` for one that suggests nothing."""
 def ended(trial: FrozenTrial) -> str | None:
     """How a trial ended"""
+def is_waiting(trial: FrozenTrial) -> bool: ...
 def value_kind(trial: FrozenTrial) -> str:
     """What a trial's value is: the mean over all folds, a prediction of it, or what its last epoch gave"""
 FORMAT: int
@@ -64,7 +65,7 @@ def fold_scores(trial: FrozenTrial) -> list:
 def spent(trial: FrozenTrial) -> dict:
     """What a trial cost, its resumed parts included"""
 def best_complete(study: optuna.Study) -> FrozenTrial | None:
-    """The best trial that ran all folds"""
+    """The best trial that ran all folds, by the posterior of its mean, in which a lucky fold counts less"""
 def best_of(trials, sign): ...
 def trials_that(study: optuna.Study, end: str) -> list[FrozenTrial]: ...
 def curves(trial: FrozenTrial, stride: int) -> list[list[float]]:
@@ -73,5 +74,5 @@ def courses(study: optuna.Study) -> list[Course]:
     """Finished trials as a strategy sees them, also of studies that optkit did not make (one fold)"""
 def course_of(trial, sign, stride):
     """The `Course` of a finished trial; None of one that failed or has no values"""
-def what_if(study: optuna.Study, strategy: str | Strategy='racing') -> Replay:
+def what_if(study: optuna.Study, strategy: str | Strategy='deferred') -> Replay:
     """What would this strategy have cost me?"""

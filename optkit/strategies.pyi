@@ -1,12 +1,13 @@
 # Made by tools/stubs.py from the modules: run that.
 
+from .base import Choice
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
-import numpy as np, optuna
+import numpy as np, optuna, threading
 
-__all__ = ['STRATEGIES', 'StudySize', 'Verdict', 'Course', 'History', 'Strategy', 'Racing', 'Asha', 'Hyperband', 'Wilcoxon', 'PrunerStrategy', 'Reports', 'as_strategy', 'default_sampler']
+__all__ = ['STRATEGIES', 'StudySize', 'Verdict', 'Course', 'History', 'Strategy', 'Racing', 'Deferred', 'Asha', 'Hyperband', 'Wilcoxon', 'PrunerStrategy', 'Reports', 'as_strategy', 'default_sampler']
 @contextmanager
 def silent():
     """No messages of Optuna inside, and no warnings that something is experimental"""
@@ -23,6 +24,7 @@ class Verdict:
     stop: bool
     reason: str
     predicted: float | None = ...
+    waits: bool = ...
 class Course:
     """A trial so far: the values of each fold that was begun; the last one may be unfinished"""
     number: int
@@ -35,10 +37,13 @@ class Course:
     @property
     def scores(self) -> list[float]: ...
 class History:
-    """Trials that ended, in that order, as a strategy compares with them; failed ones are left out"""
+    """Trials that ended or wait, in that order, as a strategy compares with them; failed ones are left out"""
     first: list
     finishers: list
     complete: list
+    stopped: list
+    waiting: dict
+    ends: dict
 
     def __init__(self): ...
 
@@ -48,12 +53,14 @@ class History:
     @property
     def best(self) -> float: ...
 
-    def add(self, course: Course, complete: bool):
-        """Add a trial that ended"""
+    def add(self, course: Course, complete: bool, waits: bool=False):
+        """Add a trial, or what became of one that waited"""
+
+    def model(self, folds: int) -> FoldModel | None:
+        """The `FoldModel` of the trials so far"""
 class Strategy:
     """Never stops a trial; the others override what they need"""
     name: ClassVar[str] = ...
-    stopped_as: ClassVar[str] = ...
     watches_study: ClassVar[bool] = ...
     reads_running: ClassVar[bool] = ...
 
@@ -67,6 +74,8 @@ class Strategy:
     def asks(self, fold: int, epoch: int, size: StudySize) -> bool: ...
 
     def limit(self, course: Course, size: StudySize) -> int | None: ...
+
+    def next_waiting(self, history: History, size: StudySize, begun: int, last: bool) -> Choice: ...
 
     def within(self, course: Course, history: History, size: StudySize, trial: optuna.Trial | None=None) -> Verdict:
         """The verdict inside a fold"""
@@ -93,9 +102,9 @@ def epoch_verdict(values: Sequence[float], finishers: Sequence[np.ndarray], tabl
 class Racing(Strategy):
     """Stops trials that can no longer reach the mean of the best complete ones, within folds and between them"""
     risk: float | None = ...
-    top: int | None = ...
+    top: int = ...
     checkpoints: tuple[float, ...] = ...
-    later: tuple[float, ...] | None = ...
+    later: tuple[float, ...] = ...
     first: int | None = ...
     share: float = ...
     comparators: int | None = ...
@@ -105,7 +114,6 @@ class Racing(Strategy):
     extra: float = ...
     least_sigma: float = ...
     name: ClassVar[str] = ...
-    stopped_as: ClassVar[str] = ...
 
     def sized(self, size: StudySize) -> Racing:
         """The counts for a study of this size"""
@@ -122,6 +130,66 @@ class Racing(Strategy):
     def between(self, course: Course, history: History, size: StudySize, trial: optuna.Trial | None=None): ...
 def draw(seed: int, number: int) -> float:
     """A random number of a trial, the same in any process"""
+def at_share(epoch: int, epochs: int, shares: Sequence[float]) -> bool:
+    """Whether this epoch is the first at or after one of the shares of all epochs"""
+def capped(course: Course, epochs: int, cap: float, extra: float) -> int:
+    """Epochs of a later fold: `cap` times the best epoch of the first, and a share of all epochs more, at least one"""
+def fit_folds(table: np.ndarray) -> tuple:
+    """Additive model by least squares with Student weights; sigma is that of the better half, as in `sigma_of_good`"""
+class FoldModel:
+    """What the folds so far say of each trial"""
+    numbers: Any
+    complete: Any
+    means: Any
+    effects: Any
+    sigma: Any
+    freedom: Any
+    row: Any
+    variance: Any
+    posterior: Any
+
+    def __init__(self, numbers: Sequence[int], table: np.ndarray): ...
+
+    @property
+    def lead(self) -> int: ...
+
+    @property
+    def winner(self) -> int: ...
+
+    def chances(self) -> np.ndarray: ...
+def score_table(scores: Sequence[Sequence[float]], folds: int) -> np.ndarray: ...
+@dataclass(frozen=True, repr=False)
+class Deferred(Strategy):
+    """The first fold for every trial; further folds for those that may still be the best"""
+    risk: float = ...
+    late: float = ...
+    whole: int = ...
+    checkpoints: tuple[float, ...] = ...
+    share: float = ...
+    comparators: int = ...
+    every: int | None = ...
+    cap: float = ...
+    extra: float = ...
+    recent: int = ...
+    name: ClassVar[str] = ...
+
+    def sixth(self, size: StudySize, low: int) -> int:
+        """A sixth of the trials, from `low` to 20"""
+
+    def exempt(self, number: int, size: StudySize) -> bool: ...
+
+    def asks(self, fold: int, epoch: int, size: StudySize): ...
+
+    def limit(self, course: Course, size: StudySize): ...
+
+    def within(self, course: Course, history: History, size: StudySize, trial: optuna.Trial | None=None): ...
+
+    def between(self, course: Course, history: History, size: StudySize, trial: optuna.Trial | None=None): ...
+
+    def next_waiting(self, history: History, size: StudySize, begun: int, last: bool) -> Choice:
+        """The waiting trial that gets its next fold; `begun` trials were begun, and no more are wanted at `last`"""
+def leader_verdict(values: Sequence[float], finishers, model: FoldModel, risk: float) -> Verdict:
+    """Whether a trial can still be better than the leader, by the start of its first fold"""
 def halving_verdict(value: float, others: Sequence[float], eta: int, epoch: int) -> Verdict:
     """Whether a trial is among the best 1/eta at a rung; the first to come goes on (Li et al. 2020, ASHA)"""
 @dataclass(frozen=True, repr=False)
@@ -170,7 +238,21 @@ class Wilcoxon(Strategy):
     threshold: float = ...
     name: ClassVar[str] = ...
 
+    def check(self, size: StudySize): ...
+
     def between(self, course: Course, history: History, size: StudySize, trial: optuna.Trial | None=None): ...
+class StudyView:
+    """A study with other trials, for a pruner or a sampler to look at; it stores nothing"""
+    best_trial: Any
+
+    def __init__(self, study: optuna.Study, trials: Sequence): ...
+
+    def __getattr__(self, name): ...
+
+    def set_trial_system_attr(self, trial_id, key, value):
+        """What a sampler shares with other processes is not stored"""
+
+    def get_trials(self, deepcopy=True, states=None): ...
 class PrunerStrategy(Strategy):
     """A pruner of Optuna as a strategy"""
     name: ClassVar[str] = ...
@@ -192,6 +274,8 @@ class PrunerStrategy(Strategy):
         """False for Optuna's own pruners, which compare with trials that have ended or by what they keep themselves"""
 
     def within(self, course: Course, history: History, size: StudySize, trial: optuna.Trial | None=None): ...
+
+    def between(self, course: Course, history: History, size: StudySize, trial: optuna.Trial | None=None): ...
 @dataclass(frozen=True, repr=False)
 class Reports(Strategy):
     """The practice of the source reports: patience around Hyperband, folds reported by epoch"""
@@ -213,14 +297,60 @@ class Reports(Strategy):
 STRATEGIES: Any
 def as_strategy(value: str | Strategy | optuna.pruners.BasePruner) -> Strategy:
     """The strategy of a name or a pruner. Raises `InputError`."""
-def value_for_sampler(verdict: Verdict, history: History) -> float:
-    """The value of a stopped trial for the sampler: its prediction, but never as good as the best complete trial"""
-class SeededTPE(optuna.samplers.TPESampler):
-    """TPE seeded by trial: the same seed, number and finished trials give the same suggestion in any process"""
+def estimates(history: History, size: StudySize) -> dict[int, float]:
+    """The mean over all folds of each trial, as far as its folds and trials that looked alike tell"""
+class Learning:
+    """What both samplers have in common: the seed of each trial, and copies of the trials with estimated values"""
+    upwards: bool
+    estimate: Any
+    liar: bool
+    seen: Any
+    copies: Any
+    ahead: Any
+
+    def before_trial(self, study, trial): ...
+
+    def seed_for(self, number): ...
+
+    def view(self, study, trial): ...
+
+    def infer_relative_search_space(self, study, trial): ...
+
+    def sample_independent(self, study, trial, name, distribution): ...
+
+    def sample_relative(self, study, trial, space): ...
+
+    def look(self, study, number: int, trials: Sequence) -> StudyView:
+        """Trials with their estimate, failed ones with the worst of all values, running ones with the median"""
+
+    def twin(self, trial, value): ...
+
+    def draw_ahead(self, study, trials: Sequence, at_once: bool=False):
+        """Draw the next suggestion of a Gaussian process now; the trials that run count with the median"""
+@dataclass
+class Ahead:
+    """A suggestion that is drawn while another trial runs"""
+    number: int
+    thread: threading.Thread | None = ...
+    params: dict = ...
+    space: dict = ...
+class SeededTPE(Learning, optuna.samplers.TPESampler):
+    """TPE: the same seed, number and finished trials give the same suggestion in any process"""
     study_seed: int
+    random_part: Any
+
+    def __init__(self, seed: int, **kwargs): ...
+class SeededGP(Learning, optuna.samplers.GPSampler):
+    """Gaussian process: as `SeededTPE`; fewer starts than Optuna's keep a suggestion at 100 trials below 0.2 s"""
+    study_seed: int
+    random_part: Any
+    liar: bool
 
     def __init__(self, seed: int, **kwargs): ...
 
     def before_trial(self, study, trial): ...
-def default_sampler(seed: int, trials: int | None=None, several: bool=False) -> optuna.samplers.TPESampler:
+def sampler_choice(names: Sequence[str], numeric: int, trials: int | None, objectives: int=1) -> Choice:
+    """The sampler for a space and a number of trials"""
+GP_TRIALS: int
+def default_sampler(seed: int, trials: int | None=None, several: bool=False, kind: str='tpe') -> optuna.samplers.BaseSampler:
     """The sampler of a search"""

@@ -19,13 +19,15 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import Trial, TrialState
 from tqdm.auto import tqdm
 
-from .base import InputError, seconds_of
+from .base import Choice, InputError, seconds_of
 from .metrics import signed
 from .trainer import Trainer
 from .folds import check_folds, strata_of, stratified_folds
-from .strategies import as_strategy, default_sampler, History, silent, StudySize, Strategy
+from .strategies import (
+    as_strategy, default_sampler, estimates, History, sampler_choice, silent, StudySize, Strategy)
 from .storage import is_dead, StudyLocation, worker_id
-from .space import as_space, course_of, ended, FORMAT, Space, spent, study_settings, TrainerRunner
+from .space import (
+    as_space, course_of, ended, fold_scores, FORMAT, is_waiting, Space, spent, study_settings, TrainerRunner)
 
 # %% ../nbs/54_study.ipynb #04d65739
 def check_whole(name, value, low, optional=False):
@@ -127,7 +129,7 @@ class Plan:
                     space=self.space.known, data=json.loads(json.dumps(self.identity)))
 
 # %% ../nbs/54_study.ipynb #0b187caa
-def make_plan(runner_or_trainer, space, n_trials=None, budget=None, folds=5, epochs=None, strategy='racing',
+def make_plan(runner_or_trainer, space, n_trials=None, budget=None, folds=5, epochs=None, strategy='deferred',
               sampler=None, name=None, workers=1, seed=0, direction='maximize', first=(), identity=None):
     "The `Plan` of these arguments of `tune`. Raises `InputError`."
     directions = _directions(direction)
@@ -154,7 +156,7 @@ def make_plan(runner_or_trainer, space, n_trials=None, budget=None, folds=5, epo
 def _checked_strategy(strategy, shape, objectives):
     with silent(): strategy = as_strategy(strategy)
     if objectives > 1:
-        if type(strategy) is not Strategy and strategy.name != 'racing':
+        if type(strategy) is not Strategy and strategy.name not in ('racing', 'deferred'):
             raise InputError(f'strategy {strategy.name!r} compares one objective; with several, use none')
         strategy = Strategy()
     strategy.check(shape)
@@ -207,7 +209,7 @@ def open_or_make_study(plan: Plan, location: StudyLocation) -> optuna.Study:
     old, trials = study_settings(study), study.get_trials(deepcopy=False)
     _store_settings(plan, study, old or plan.settings())
     begun = any(t.state != TrialState.WAITING for t in trials) # trials may wait in a study that was made by hand
-    with silent(): study.sampler = _sampler(plan, begun)
+    with silent(): study.sampler = _sampler(plan, study, begun)
     if not old or not trials:
         for params in plan.first: study.enqueue_trial(params)
     return study
@@ -223,12 +225,21 @@ def _store_settings(plan, study, settings):
         study.set_user_attr('strategies', [*strategies, repr(plan.strategy)])
 
 # %% ../nbs/54_study.ipynb #5ce58d14
-def _sampler(plan, resumed):
+def _sampler(plan, study, resumed):
     if plan.sampler is None:
         several = plan.workers > 1 or hasattr(plan.runner, 'key')
-        return default_sampler(plan.shape.seed, plan.shape.trials, several=several)
+        choice = choose_sampler(plan.space, plan.shape.trials, len(plan.directions))
+        if study.user_attrs.get('sampler') != repr(choice): study.set_user_attr('sampler', repr(choice))
+        return default_sampler(plan.shape.seed, plan.shape.trials, several, choice.value)
     if resumed or plan.workers > 1: plan.sampler.reseed_rng() # its own seed would repeat earlier suggestions
     return plan.sampler
+
+def choose_sampler(space: Space, trials: int | None, objectives: int = 1) -> Choice: # as `sampler_choice`
+    "The sampler for this space and number of trials"
+    always = [n for n in space.known if all(n in params for params in space.samples)]
+    if len(always) < len(space.known): always = [] # the others depend on the trial
+    numbers = [n for n in always if not hasattr(json_to_distribution(space.known[n]), 'choices')]
+    return sampler_choice(always, len(numbers), trials, objectives)
 
 # %% ../nbs/54_study.ipynb #6b556a86
 HELD = set() # (study, trial) that this process is working on
@@ -246,6 +257,7 @@ def requeue_interrupted(
 
 # %% ../nbs/54_study.ipynb #3c0c9044
 def _is_stale(study, trial, locked):
+    if is_waiting(trial): return False
     worker = trial.user_attrs.get('worker')
     # without an owner: its process was killed before it wrote its name
     if worker is None: return locked or time.time() - trial.datetime_start.timestamp() > 60
@@ -255,7 +267,8 @@ def _is_stale(study, trial, locked):
     return bool(stale_ids) and trial._trial_id in stale_ids(study._study_id)
 
 # %% ../nbs/54_study.ipynb #8a27b7ec
-_NOT_INHERITED = ('worker', 'interrupted', 'ended', 'spent', 'reason', 'stopped_after', 'predicted', 'resumed_from')
+_NOT_INHERITED = ('worker', 'interrupted', 'ended', 'spent', 'reason', 'stopped_after', 'predicted', 'resumed_from',
+                  'waits')
 
 def interrupt_trial(study, trial):
     "First queue again, then close: a kill between the two leaves one too many, which is swept, not one too few"
@@ -312,6 +325,8 @@ class Search:
         self.start, self.start_time = time.perf_counter(), time.time()
         self.spent_before = self._spent()
         self.n_ended = self.count() # trials that have ended, when last read
+        if hasattr(study.sampler, 'estimate'): # see chapter 50
+            study.sampler.estimate = lambda: {n: plan.sign * v for n, v in estimates(self.history, self.shape).items()}
         initial = min(self.n_ended, plan.n_trials or 10**9)
         self.bar = tqdm(total=plan.n_trials, initial=initial, desc='study', unit='trial', disable=not progress)
 
@@ -331,7 +346,8 @@ def _spent(self: Search) -> float: # seconds
     "Time of earlier trials; that of an interrupted one is counted by its successor"
     trials = self.trials()
     resumed = {t.user_attrs.get('resumed_from') for t in trials}
-    return sum(spent(t)['seconds'] for t in trials if t.state != TrialState.RUNNING and t.number not in resumed)
+    return sum(spent(t)['seconds'] for t in trials
+               if (t.state != TrialState.RUNNING or is_waiting(t)) and t.number not in resumed)
 
 # %% ../nbs/54_study.ipynb #51e03741
 @patch
@@ -343,19 +359,22 @@ def left(self: Search) -> float: # seconds
 # %% ../nbs/54_study.ipynb #26838bc4
 @patch
 def sync(self: Search, trials=None):
-    "Add trials that ended since to the history"
+    "Add trials that ended since to the history, and those that wait"
     for trial in self.trials() if trials is None else trials:
-        if trial.number in self.in_history or ended(trial) is None: continue
-        self.in_history.add(trial.number)
-        course = None if self.plan.several else course_of(trial, self.plan.sign, self.plan.stride)
-        if course: self.history.add(course, ended(trial) == 'complete')
+        end, waiting = ended(trial), self.history.waiting.get(trial.number)
+        if trial.number in self.in_history or self.plan.several or not (end or is_waiting(trial) or waiting): continue
+        if end: self.in_history.add(trial.number)
+        elif waiting and not trial.state.is_finished() and len(fold_scores(trial)) == waiting.done: continue
+        course = course_of(trial, self.plan.sign, self.plan.stride)
+        if course is None and trial.state.is_finished(): course, end = waiting, 'stopped' # was interrupted
+        if course: self.history.add(course, end == 'complete', waits=not end)
     if self.plan.n_trials is None: self._expect_trials()
 
 # %% ../nbs/54_study.ipynb #0d50c2fb
 @patch
 def _expect_trials(self: Search):
     "With a budget only, the number of trials is a guess: what their mean cost so far allows"
-    costs = [spent(t)['seconds'] for t in self.latest if ended(t)]
+    costs = [spent(t)['seconds'] for t in self.latest if ended(t) or is_waiting(t)]
     if not sum(costs): return
     self.shape = replace(self.shape, trials=max(len(costs), round(self.plan.budget / np.mean(costs))))
 
@@ -367,6 +386,7 @@ def claim(self: Search) -> Trial | None: # None: there is nothing to do for now
     with self.location.lock(), silent():
         if requeue_interrupted(self.study, self.exclusive, self.trials()): self.trials()
         if _claimed(self.latest) >= n: return None
+        self.sync(self.latest) # what the sampler learns from
         trial = self._ask()
         if n < math.inf and not self.exclusive and _claimed(self.trials(), trial.number) >= n: # others came first
             trial.set_user_attr('interrupted', 'surplus')
@@ -407,16 +427,50 @@ def draw_params(self: Search, trial: Trial) -> dict:
     if error or problem: raise Misfit(f'from the queue: {problem or error}') from error
     return params
 
+# %% ../nbs/54_study.ipynb #cd7bb6f9
+@patch
+def take_waiting(self: Search, last: bool): # (trial, parameters), or None; `last`: no new trial is wanted
+    "The waiting trial that gets its next fold now"
+    self.sync(self.latest)
+    number = self.plan.strategy.next_waiting(self.history, self.shape, _claimed(self.latest), last).value
+    if number is None: return None
+    with self.location.lock(), silent():
+        frozen = self.study._storage.get_trial(self.latest[number]._trial_id) # one trial: all of them take milliseconds
+        if not is_waiting(frozen): return None # another process was faster
+        trial = Trial(self.study, frozen._trial_id)
+        for claims in (self.claimed, HELD): claims.add((self.study.study_name, number))
+        for name, value in (('worker', self.worker), ('waits', '')): trial.set_user_attr(name, value)
+    return trial, self.draw_params(trial)
+
+# %% ../nbs/54_study.ipynb #cb67641e
+@patch
+def close_waiting(self: Search): # None
+    "No waiting trial gets a further fold: they end, with the values that they have"
+    if not self.history.waiting: return
+    with self.location.lock(), silent():
+        for trial in self.trials():
+            if is_waiting(trial): self.report_result(trial.number, state=TrialState.PRUNED)
+
+@patch
+def time_is_short(self: Search) -> bool: # with a budget only
+    "Whether what is left of the budget is about what the folds of two waiting trials take"
+    if self.plan.budget is None or not self.history.waiting: return False
+    bills = [spent(t)['seconds'] / max(1, len(t.user_attrs.get('folds', {}).get('scores', ()))) for t in self.latest
+             if ended(t) == 'complete' or is_waiting(t)]
+    return self.left() < 2 * (self.shape.folds - 1) * float(np.mean(bills or [0.]))
+
 # %% ../nbs/54_study.ipynb #f8ccfa52
 @patch
 def next_trial(self: Search): # (trial, parameters), or None; (trial, `TrialPruned`) of one that the space refused
     "A trial to run: of those at hand, one whose engine is built already"
     key = getattr(self.plan.runner, 'key', None)
+    full = self.plan.n_trials is not None and _claimed(self.latest) >= self.plan.n_trials
+    if taken := self.take_waiting(full and not self.pending or self.time_is_short()): return taken
     while len(self.pending) < (4 if key else 1) and (trial := self.claim()):
         self.pending.append((trial, None)) # held before its parameters are drawn, so that it is never forgotten
         try: self.pending[-1] = (trial, self.draw_params(trial))
         except optuna.TrialPruned as exc: return self.pending.pop()[0], exc
-    if not self.pending: return None
+    if not self.pending: return self.take_waiting(last=True) or self.close_waiting()
     index = next_with_key([key(params) if key else None for _, params in self.pending], self.key)
     trial, params = self.pending.pop(index)
     self.key = key(params) if key else None

@@ -1,6 +1,6 @@
 # Made by tools/stubs.py from the modules: run that.
 
-from .base import InputError
+from .base import Choice, InputError
 from .hpo import Running
 from .space import Space
 from .storage import StudyLocation
@@ -42,7 +42,7 @@ class Plan:
     def plain(self, value) -> float: ...
 
     def settings(self) -> dict: ...
-def make_plan(runner_or_trainer, space, n_trials=None, budget=None, folds=5, epochs=None, strategy='racing', sampler=None, name=None, workers=1, seed=0, direction='maximize', first=..., identity=None):
+def make_plan(runner_or_trainer, space, n_trials=None, budget=None, folds=5, epochs=None, strategy='deferred', sampler=None, name=None, workers=1, seed=0, direction='maximize', first=..., identity=None):
     """The `Plan` of these arguments of `tune`. Raises `InputError`."""
 class OtherStudy(InputError):
     """A study of this name that is not the one that is searched"""
@@ -51,6 +51,8 @@ class OtherStudy(InputError):
     def __init__(self, difference: str): ...
 def open_or_make_study(plan: Plan, location: StudyLocation) -> optuna.Study:
     """The study of this name, new or the same as before. Raises `InputError`."""
+def choose_sampler(space: Space, trials: int | None, objectives: int=1) -> Choice:
+    """The sampler for this space and number of trials"""
 HELD: Any
 def requeue_interrupted(study: optuna.Study, locked: bool=True, trials: Sequence | None=None) -> int:
     """Queue trials again whose process is gone; their finished folds go with them"""
@@ -101,7 +103,7 @@ class Search:
         """Wait while the study is paused. Raises `StopAsked`, or `KeyboardInterrupt` for a Ctrl-C that was lost."""
 
     def begin(self, trial: Trial) -> Running:
-        """Start a trial, with the finished folds of the interrupted trials before it"""
+        """Start a trial or go on with one that waited, with the finished folds of the interrupted trials before it"""
 
     def fold_values(self, run: Running, params: dict, fold: int) -> Iterator[float]:
         """The runner's values, checked, signed and timed"""
@@ -125,7 +127,7 @@ class Search:
         """`study.tell`, in which a sampler that has tried everything may end the study, as in `study.optimize`"""
 
     def finish(self, run: Running, verdict, build_seconds: float):
-        """Report a complete trial with the mean over its folds, a stopped one as pruned or with its predicted mean"""
+        """Report a complete trial with the mean over its folds, a stopped one as pruned; or let it wait"""
 
     def fail(self, run: Running, reason: str, constraint: str | None, amount: float=0.0, state: TrialState | None=None):
         """The trial has no value; its parameters are infeasible"""
@@ -150,13 +152,22 @@ class Search:
         """What is left of the budget"""
 
     def sync(self, trials=None):
-        """Add trials that ended since to the history"""
+        """Add trials that ended since to the history, and those that wait"""
 
     def claim(self) -> Trial | None:
         """The next trial, if one more is wanted"""
 
     def draw_params(self, trial: Trial) -> dict:
         """The parameters of a trial. Raises `TrialPruned` where the space refuses them or does not hold those of the queue."""
+
+    def take_waiting(self, last: bool):
+        """The waiting trial that gets its next fold now"""
+
+    def close_waiting(self):
+        """No waiting trial gets a further fold: they end, with the values that they have"""
+
+    def time_is_short(self) -> bool:
+        """Whether what is left of the budget is about what the folds of two waiting trials take"""
 
     def next_trial(self):
         """A trial to run: of those at hand, one whose engine is built already"""

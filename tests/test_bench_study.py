@@ -213,3 +213,9 @@ def test_a_call_that_is_killed_loses_a_trial_at_most(pack, tmp_path):
     row = read_json(study.main(command[2:]))['studies'][0]
     timed = [t['number'] for c in read_json(calls) for t in c['trials']]
     assert row['trials'] == 12 and 2 <= before <= 12 and 11 <= len(set(timed)) == len(timed) <= 12
+
+
+def test_non_inferior_is_an_interval_over_the_studies():
+    from scipy.stats import ttest_1samp
+    lost = np.array([.004, -.012, .003, .001, -.002, .006])
+    assert study.lowest(lost) == pytest.approx(ttest_1samp(lost, 0, alternative='greater').confidence_interval(.95).low) and study.lowest(lost[:1]) is None

@@ -56,7 +56,7 @@ def test_coverage_is_counted_on_the_past():
     assert coverage(jumps, 100)[0] < .8 and coverage(np.ones(5), 5) == (None, 0)
 
 
-def test_on_simulated_racing_the_interval_holds():
+def test_on_simulated_studies_the_interval_holds():
     curves, inside = SyntheticCurves(folds=3, epochs=40), []
     for seed in range(12):
         costs = np.diff(simulate(curves, 'racing', 150, seed, optimum=0.).spent, prepend=0).astype(float)
@@ -100,8 +100,8 @@ def test_before_the_start_there_are_bounds():
     assert 'between' not in repr(none) and 'about 4.6 days' in repr(none) and 'between' in repr(racing)
     assert none.bounds == (400_000., 400_000.) and racing.bounds == ((20 * 100 + 380 * 9) * 2., 400_000.) and asha.bounds[0] == 400 * 3 * 2. and racing.mid is None
     curves = SyntheticCurves()
-    costs = simulate(curves, 'racing', 100, 0, optimum=0.).spent[-1]
-    bound = forecast_before(100, 5, 100, 1.).bounds
+    costs = simulate(curves, 'racing', 100, 0, optimum=0., sampler='tpe').spent[-1]
+    bound = forecast_before(100, 5, 100, 1., 'racing').bounds
     assert bound[0] <= costs <= bound[1]
     for words in (dict(n_trials=0), dict(folds=0), dict(epochs=0), dict(seconds_per_epoch=0), dict(seconds_per_epoch=math.nan), dict(strategy='greedy')):
         with pytest.raises(InputError): forecast_before(**dict(dict(n_trials=9, folds=3, epochs=5, seconds_per_epoch=1.), **words))
@@ -184,13 +184,14 @@ def test_a_run_that_fails_again_comes_last():
 
 # --- pictures
 
-def test_pictures_mark_what_is_predicted():
+def test_pictures_mark_what_ran_fewer_folds():
     study = run(simulated_runner(), 40, epochs=3)
-    stopped = sum(ended(t) == 'stopped' for t in study.trials)
+    stopped = sum(ended(t) == 'stopped' and bool(fold_scores(t)) for t in study.trials)
+    shown = stopped + sum(ended(t) == 'complete' for t in study.trials)  # one that stopped within its first fold has no value
     lines = [l for l in parallel_figure(study, 'toy').axes[0].lines if len(l.get_xdata()) == 3]
-    assert len(lines) == 40 and sum(l.get_linestyle() == '--' for l in lines) == stopped > 5
+    assert len(lines) == shown and sum(l.get_linestyle() == '--' for l in lines) == stopped > 5
     figure = importance_figure(study)
-    assert f'{stopped} with a predicted value' in figure.axes[0].get_title() and {t.get_text() for t in figure.axes[0].get_yticklabels()} == {'lr', 'weight_decay'}
+    assert f'{stopped} ran fewer folds' in figure.axes[0].get_title() and {t.get_text() for t in figure.axes[0].get_yticklabels()} == {'lr', 'weight_decay'}
     optuna.visualization.plot_optimization_history(study); optuna.visualization.plot_parallel_coordinate(study)  # Optuna's own plots work too
     for draw in (parallel_figure, importance_figure):
         with pytest.raises(InputError): draw(optuna.create_study())

@@ -425,11 +425,11 @@ def test_the_forecast_of_a_run_folder(folder, finished, tmp_path, capsys):
     before = {p.name: p.stat().st_mtime_ns for p in out.iterdir() if p.suffix == '.json'}
     assert main(['forecast', str(out), '--trials', '20', '--workers', '2']) == 0
     said = capsys.readouterr().out
-    assert '7 trials in' in said and '13 to come' in said and 'of 3 folds: ' in said and ' h (' not in said and 'GPU' not in said and 'Replay of 7 trials under racing' in said
+    assert '7 trials in' in said and '13 to come' in said and 'of 3 folds: ' in said and ' h (' not in said and 'GPU' not in said and 'Replay of 7 trials under deferred' in said
     assert before == {p.name: p.stat().st_mtime_ns for p in out.iterdir() if p.suffix == '.json'}
     for words in ([str(tmp_path)], [str(tmp_path / 'missing')], [str(out), '--trials', '0'], [str(out), '--strategy', 'greedy'], [str(out), '--name', 'other']):
         assert main(['forecast', *words]) == 2 and capsys.readouterr().err.strip().count('\n') == 0
-    assert read_json(out / 'study.json')['controller']['strategy'] == 'racing'
+    assert read_json(out / 'study.json')['controller']['strategy'] == 'deferred'
 
 
 def test_a_kill_between_the_study_and_its_forecast(folder, tmp_path):
@@ -490,7 +490,7 @@ def test_predicted_and_measured_bytes_are_kept_with_the_batch(folder, finished, 
 def test_another_strategy_is_another_study(folder, tmp_path):
     run(config(folder, tmp_path / 'run', strategy='none'))
     assert {t['state'] for t in read_json(tmp_path / 'run' / 'study.json')['trials']} == {'complete'}
-    with pytest.raises(InputError, match='strategy was none, now racing'): run(config(folder, tmp_path / 'run'))
+    with pytest.raises(InputError, match='strategy was none, now deferred'): run(config(folder, tmp_path / 'run'))
     with pytest.raises(InputError, match="strategy is 'greedy'"): config(folder, tmp_path / 'run', strategy='greedy')
 
 

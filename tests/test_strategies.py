@@ -8,9 +8,10 @@ from hypothesis import given, settings, strategies as st
 
 from optkit.base import InputError
 from optkit.strategies import (
-    as_strategy, Asha, Course, default_sampler, draw, epoch_verdict, fold_verdict, follow, halving_verdict, History,
-    Hyperband, local_prediction, progress_features, PrunerStrategy, Racing, Reports, residual_sigma, SeededTPE,
-    StudySize, sigma_of_good, STRATEGIES, Strategy, value_for_sampler, Verdict, Wilcoxon)
+    as_strategy, Asha, Course, default_sampler, Deferred, draw, epoch_verdict, estimates, fit_folds, fold_verdict,
+    FoldModel, follow, halving_verdict, History, Hyperband, local_prediction, progress_features, PrunerStrategy,
+    Racing, Reports, residual_sigma, sampler_choice, SeededTPE, StudySize, sigma_of_good, STRATEGIES, Strategy,
+    Verdict, Wilcoxon)
 
 
 @pytest.fixture(autouse=True)
@@ -133,16 +134,16 @@ def test_a_later_fold_is_judged_with_the_folds_before_it():
     assert late.predicted == pytest.approx(between.predicted, abs=.01) and 'fold 2 of 3' in late.reason
 
 
-def test_few_trials_with_few_folds_are_looked_at_in_later_folds():
+def test_no_size_of_a_study_has_parameters_of_its_own():
     rule, asked = Racing(), lambda rule, fold, *shape: [e for e in range(1, 31) if rule.asks(fold, e, StudySize(*shape))]
-    assert asked(rule, 1, 3, 30, 60) == asked(rule, 2, 3, 30, 119) == [6, 11, 18]
-    assert not any(asked(rule, 1, folds, 30, n) for folds, n in ((3, 59), (3, 120), (4, 60), (5, 400))) and asked(Racing(later=(.5,)), 1, 5, 30, 400) == [15] and not asked(Racing(later=()), 1, 3, 30, 60)
+    assert not any(asked(rule, fold, folds, 30, n) for fold in (1, 2) for folds, n in ((3, 59), (3, 60), (3, 119), (5, 400)))
+    assert asked(Racing(later=(.5,)), 1, 5, 30, 400) == [15] and not any(asked(Racing(checkpoints=()), fold, 3, 30, 60) for fold in range(3))
+    for n in range(30, 300): assert 0 <= rule.sized(StudySize(3, 30, n + 1)).first - rule.sized(StudySize(3, 30, n)).first <= 1
+    later = Racing(later=(.2,))
     exempt = Course(2, [[.5] * 30, [.1] * 6])
     exempt.done = 1
-    assert rule.within(exempt, history(folds=3), StudySize(3, 30, 60)).stop  # only the first fold is needed whole
-    with pytest.raises(InputError, match='later is'): Racing(later=(1.,))
-    assert not any(asked(Racing(checkpoints=()), fold, 3, 30, 60) for fold in range(3)) and asked(Racing(checkpoints=(), later=(.5,)), 1, 3, 30, 60) == [15]  # only between folds, unless later ones are asked for
-    for wrong in (dict(checkpoints=None), dict(checkpoints=.5), dict(later=.5)):
+    assert later.within(exempt, history(folds=3), StudySize(3, 30, 60)).stop  # only the first fold is needed whole
+    for wrong in (dict(checkpoints=None), dict(checkpoints=.5), dict(later=.5), dict(later=(1.,))):
         with pytest.raises(InputError, match='expected shares'): Racing(**wrong)
 
 
@@ -291,7 +292,209 @@ def test_wilcoxon_over_five_folds_cannot_act_before_the_fourth():
     assert not Wilcoxon().between(Course(1, [[.95], [.96], [.97], [.98]]), past, StudySize(5, 1)).stop
 
 
+@pytest.mark.parametrize('folds, threshold, fine', [(1, .1, False), (2, .1, False), (3, .1, False), (4, .1, False), (5, .1, True), (3, .3, True)])
+def test_wilcoxon_with_too_few_folds_is_refused(folds, threshold, fine):
+    rule, size = Wilcoxon(threshold), StudySize(folds, 9)
+    past = History()
+    past.add(Course(0, [[.9 + .001 * f] for f in range(folds)]), True)
+    assert fine == any(rule.between(Course(1, [[.1 - f / 99] for f in range(k)]), past, size).stop for k in range(1, folds))  # what it can do
+    if fine: return rule.check(size)
+    with pytest.raises(InputError, match=f'cannot stop a trial with {folds} folds'): rule.check(size)
+
+
+@pytest.mark.parametrize('epochs', [10, 11, 12, 30])
+def test_reports_with_too_few_values_are_refused(epochs):
+    study = optuna.create_study(direction='maximize', pruner=Reports().pruner(StudySize(5, epochs)))
+    stopped = False
+    for n in range(40):
+        trial = study.ask()
+        for e in range(1, epochs + 1):
+            trial.report(-n * e, e)  # worse and worse
+            if trial.should_prune(): stopped = True; break
+        study.tell(trial, -n * epochs)
+    if epochs > 11: Reports().check(StudySize(5, epochs))
+    else:
+        assert not stopped
+        with pytest.raises(InputError, match='its patience is 10'): Reports().check(StudySize(5, epochs))
+
+
+# --- deferred folds
+
+def gapped(seed=0, n=60, folds=4, sigma=.008, tail=None):
+    rng = np.random.default_rng(seed)
+    quality, effect = rng.normal(.8, .03, n), rng.normal(0, .02, folds)
+    effect -= effect.mean()
+    noise = rng.normal(0, sigma, (n, folds)) if tail is None else rng.standard_t(tail, (n, folds)) * sigma
+    table = quality[:, None] + effect + noise
+    whole = table.copy()
+    for i in range(3, n): table[i, rng.integers(1, folds + 1):] = np.nan
+    return quality, effect, table, whole
+
+
+def test_the_model_of_the_folds_recovers_means_effects_and_noise():
+    found = [(fit_folds(t), q, e) for q, e, t, _ in map(gapped, range(20))]
+    assert np.mean([f[2] for f, *_ in found]) == pytest.approx(.008, rel=.15)
+    assert np.sqrt(np.mean([(f[1] - e) ** 2 for f, _, e in found])) < .003 and all(abs(f[1].sum()) < 1e-9 for f, *_ in found)
+    assert np.sqrt(np.mean([(f[0] - q) ** 2 for f, q, _ in found])) < .009  # the raw means of the first folds miss by the fold's effect
+
+
+def test_a_full_table_without_outliers_is_the_plain_additive_model():
+    *_, table = gapped(seed=3, n=12)
+    means, effects, sigma, freedom, _ = fit_folds(table)
+    assert means == pytest.approx(table.mean(1), abs=.008) and effects == pytest.approx(table.mean(0) - table.mean(), abs=.005)  # weights move them by less than the noise
+    assert sigma == pytest.approx(sigma_of_good(table)[0], rel=.5)
+
+
+def test_one_fold_only_needs_no_noise():
+    model = FoldModel(range(3), np.array([[.5], [.7], [.6]]))
+    assert model.winner == model.lead == 1 and model.effects.tolist() == [0.] and np.isfinite(model.chances()).all()
+
+
+def test_the_posterior_picks_better_winners_than_the_mean_where_folds_have_tails():
+    lost = dict(mean=[], posterior=[])
+    for seed in range(150):
+        quality, _, _, whole = gapped(seed, n=20, folds=3, sigma=.012, tail=2)
+        lost['mean'].append(quality.max() - quality[whole.mean(1).argmax()])
+        lost['posterior'].append(quality.max() - quality[FoldModel(range(20), whole).winner])
+    assert np.mean(lost['posterior']) < np.mean(lost['mean']) * .95
+
+
+def waiting(scores, folds=3):
+    past = History()
+    for n, row in enumerate(scores): past.add(Course(n, [[v] for v in row]), len(row) == folds, waits=len(row) < folds)
+    return past
+
+
+def test_the_leader_is_completed_and_then_those_that_may_be_better():
+    rule, size = Deferred(), StudySize(3, 1, 30)
+    past = waiting([[.80, .81, .79], [.80, .82, .78], [.79, .8, .78], [.86], [.70]])
+    assert rule.next_waiting(past, size, 6, False).value is None and rule.next_waiting(past, size, 5, False).value == 3
+    leader = past.waiting[3]
+    for fold in (.87, .85): leader.curves.append([fold]); leader.done += 1
+    past.add(leader, True)
+    assert rule.next_waiting(past, size, 5, False).value is None and rule.next_waiting(past, size, 5, True).value is None  # trial 4 has no chance
+    close = waiting([[.80, .81, .79], [.80, .82, .78], [.79, .8, .78], [.801], [.70]])
+    assert close.waiting.keys() == {3, 4} and rule.next_waiting(close, size, 5, True).value == 3
+    assert rule.next_waiting(History(), size, 5, True).value is None
+
+
+def test_noise_decides_how_many_get_further_folds():
+    def further(sigma, seed):
+        quality, _, table, whole = gapped(seed, n=30, folds=3, sigma=sigma)
+        table[3:, 1:] = np.nan
+        past, rule, size = waiting([row[np.isfinite(row)] for row in table]), Deferred(), StudySize(3, 1, 30)
+        folds = 0
+        while (n := rule.next_waiting(past, size, 30, True).value) is not None:
+            course = past.waiting[n]
+            course.curves.append([whole[n, course.done]])
+            course.done += 1
+            folds += 1
+            past.add(course, course.done == 3, waits=course.done < 3)
+        return folds
+    quiet, loud = (np.mean([further(s, seed) for seed in range(12)]) for s in (.002, .05))
+    assert quiet < 8 and loud > 2 * quiet and loud <= 54
+
+
+def test_a_trial_that_waits_counts_once():
+    past = waiting([[.8, .8, .8], [.7]])
+    course = past.waiting[1]
+    course.curves.append([.75]); course.done = 2
+    past.add(course, False, waits=True)
+    assert len(past.finishers) == len(past.first) == 2 and past.model(3).means[1] == pytest.approx(.725, abs=.01)
+    past.add(course, False)
+    assert not past.waiting and past.stopped == [course] and len(past.finishers) == 2
+
+
+@pytest.mark.parametrize('changes', [dict(risk=0), dict(risk=.5), dict(late=0.), dict(late=.7), dict(whole=1), dict(comparators=1), dict(cap=.5), dict(checkpoints=(0.,)), dict(checkpoints=(1.,))], ids=str)
+def test_a_deferral_that_cannot_be(changes):
+    with pytest.raises(InputError, match='expected'): Deferred(**changes)
+
+
+def test_nothing_of_the_deferral_jumps_with_the_size():
+    rule = Deferred()
+    for n in range(5, 500): assert all(0 <= rule.sixth(StudySize(3, 9, n + 1), low) - rule.sixth(StudySize(3, 9, n), low) <= 1 for low in (5, 8))
+    asked = {folds: [e for e in range(1, 101) if rule.asks(0, e, StudySize(folds, 100, 60))] for folds in (1, 3, 10)}
+    assert len(set(map(tuple, asked.values()))) == 1
+
+
+# --- what the sampler learns
+
+def test_estimates_are_not_biased_for_trials_that_were_stopped_by_a_look():
+    "Trials are drawn alike; those that look bad after 9 of 30 epochs stop, and their estimate is compared with their end"
+    rng, misses = np.random.default_rng(0), []
+    for _ in range(30):
+        past, ends = History(), {}
+        for n in range(60):
+            end, speed = rng.uniform(.6, .9), rng.uniform(4, 8)
+            curve = end - .3 * np.exp(-np.arange(1, 31) / speed) + rng.normal(0, .01, 30)
+            course = Course(n, [curve])
+            if n >= 15 and max(curve[:9]) < .75:
+                course = Course(n)
+                course.curves, ends[n] = [curve[:9].tolist()], curve.max()
+            past.add(course, course.done == 1)
+        values = estimates(past, StudySize(1, 30, 60))
+        misses += [values[n] - end for n, end in ends.items()]
+    assert len(misses) > 500 and abs(np.mean(misses)) < .004
+
+
+def test_the_sampler_sees_estimates_and_the_study_keeps_none():
+    study = optuna.create_study(direction='minimize', sampler=default_sampler(0, 40, kind='gp'))
+    study.sampler.estimate = lambda: {t.number: (t.params['x'] - .7) ** 2 for t in study.trials if t.params}
+    space = dict(x=optuna.distributions.FloatDistribution(0, 1))
+    for n in range(30):
+        trial = study.ask(space)
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    drawn = [t.params['x'] for t in study.trials[15:]]
+    assert abs(np.median(drawn) - .7) < .1 and all(t.value is None and t.state.name == 'PRUNED' and not t.system_attrs for t in study.trials)
+
+
+@pytest.mark.parametrize('kind, most', [('gp', 5), ('tpe', 12)])
+def test_parameters_that_fail_are_avoided(kind, most):
+    "The optimum lies at the limit of memory; how many of the last 30 of 100 trials run out. 100 trials have a Gaussian process by default"
+    study, values, failed = optuna.create_study(direction='maximize', sampler=default_sampler(1, 100, kind=kind)), {}, []
+    space = dict(x=optuna.distributions.FloatDistribution(0, 1), y=optuna.distributions.FloatDistribution(0, 1))
+    study.sampler.estimate = lambda: values
+    for n in range(100):
+        trial = study.ask(space)
+        x, y = trial.params['x'], trial.params['y']
+        failed.append(x > .6)
+        if failed[-1]:
+            trial.set_constraint('memory', 1.)
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        else:
+            values[n] = x - (y - .5) ** 2
+            study.tell(trial, values[n])
+    assert sum(failed[70:]) <= most and max(values.values()) > .56
+
+
+def test_the_choice_of_a_sampler_has_its_reason():
+    for args, kind, reason in (((['a'], 1, 100), 'gp', '100 trials'), ((['a'], 1, 101), 'tpe', 'at most 100'), (([], 0, 60), 'tpe', 'depend on the trial'),
+                               ((['a'], 0, 60), 'tpe', 'no parameter is a number'), ((['a'], 1, None), 'tpe', 'not known'), ((['a'], 1, 60, 2), 'tpe', '2 objectives')):
+        assert sampler_choice(*args).value == kind and reason in sampler_choice(*args).reason
+
+
+def test_several_workers_of_a_gaussian_process_spread():
+    study = optuna.create_study(direction='maximize', sampler=default_sampler(0, 60, several=True, kind='gp'))
+    space = dict(x=optuna.distributions.FloatDistribution(0, 1))
+    study.sampler.estimate = lambda: {t.number: -(t.params['x'] - .3) ** 2 for t in study.trials if t.state.is_finished()}
+    for _ in range(12): study.tell(study.ask(space), 0.)
+    drawn = sorted(study.ask(space).params['x'] for _ in range(4))  # none of them has ended
+    assert min(np.diff(drawn)) > 1e-3
+
+
 # --- pruners of Optuna
+
+def test_optunas_wilcoxon_gets_folds_as_steps():
+    study = optuna.create_study(direction='maximize', pruner=optuna.pruners.WilcoxonPruner(p_threshold=.2))
+    past, rule, size = History(), as_strategy(study.pruner), StudySize(6, 4)
+    stopped = []
+    for n, top in enumerate((.9, .95, .5)):
+        trial, course = study.ask(), Course(n)
+        verdict = follow(rule, course, past, size, lambda fold: [top - .2, top + fold / 100, top - .1], trial, lambda f, e, v: trial.report(v, f * 4 + e))
+        past.add(course, verdict is None)
+        stopped.append(course.done if verdict else None)
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED) if verdict else study.tell(trial, float(np.mean(course.scores)))
+    assert stopped[:2] == [None, None] and stopped[2] in (2, 3, 4) and set(study.best_trial.intermediate_values) > {1, 2, 3, 5}  # the study itself keeps epochs
 
 def test_the_reports_lose_every_fold_but_the_first():
     course = Course(0, [[.1, .2, .3], [.5, .6]])
@@ -341,7 +544,7 @@ def test_the_names():
     assert as_strategy(Racing(risk=.2)).risk == .2 and isinstance(as_strategy(optuna.pruners.MedianPruner()), PrunerStrategy)
 
 
-@pytest.mark.parametrize('name', ['none', 'hyperband', 'asha', 'wilcoxon', 'racing'])
+@pytest.mark.parametrize('name', ['none', 'hyperband', 'asha', 'wilcoxon', 'racing', 'deferred'])
 def test_a_verdict_is_repeatable_and_leaves_what_it_saw_alone(name):
     rule, past, shape = as_strategy(name), history(), StudySize(5, 30, 60)
     course = Course(77, [[.2] * 30])
@@ -352,14 +555,8 @@ def test_a_verdict_is_repeatable_and_leaves_what_it_saw_alone(name):
         if rule.asks(0, e, shape): course2.curves = [[.1] * e]; verdicts.append([rule.within(course2, past, shape) for _ in range(2)])
     assert all(a == b and isinstance(a, Verdict) and a.reason for a, b in verdicts)
     assert before == ([list(c) for c in course.curves], past.table.tolist(), len(past.first))
-    if name in ('asha', 'racing'): assert any(a.stop for a, _ in verdicts)
+    if name in ('asha', 'racing', 'deferred'): assert any(a.stop for a, _ in verdicts)
     if name == 'none': assert not any(a.stop for a, _ in verdicts)
-
-
-def test_what_is_told_is_below_the_best():
-    for best in (.9, -50., 0., 1e6):
-        past = History(); past.add(Course(0, [[best]]), True)
-        assert value_for_sampler(Verdict(True, '', best + 1), past) < best and value_for_sampler(Verdict(True, '', best - 1), past) == best - 1
 
 
 def test_follow_stops_where_it_is_told():
@@ -399,9 +596,10 @@ def test_a_fold_that_its_limit_ends_is_not_judged_by_epochs_that_will_not_run():
 
 def test_the_names_of_the_version_before_warn_and_work():
     from optkit import storage, strategies
-    for module, old, new in ((strategies, 'Shape', 'StudySize'), (strategies, 'told_value', 'value_for_sampler'), (storage, 'Place', 'StudyLocation')):
+    for module, old, new in ((strategies, 'Shape', 'StudySize'), (storage, 'Place', 'StudyLocation')):
         with pytest.warns(DeprecationWarning, match=new): assert getattr(module, old) is getattr(module, new)
     with pytest.raises(AttributeError): strategies.Shapes
     with pytest.warns(DeprecationWarning, match='stopped_as'):
         class Mine(Strategy): told = 'predicted'
-    assert Mine().stopped_as == 'predicted' and Racing().stopped_as == 'predicted' and Strategy.stopped_as == 'pruned'
+    with pytest.warns(DeprecationWarning, match='PRUNED'):
+        class Other(Racing): stopped_as = 'predicted'
