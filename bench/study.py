@@ -18,6 +18,7 @@ before the first trial of a call and kept apart. The winner of each study is tra
 saw, with other folds and seeds, several times: its fresh score.
 """
 import argparse, hashlib, json, math, os, sys, time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
@@ -41,7 +42,7 @@ from optkit.base import read_json, write_json
 from optkit.records import provenance, quantiles
 from optkit.config import TrainConfig
 from optkit.build import make_engine
-from optkit.trainer import Trainer, with_rows
+from optkit.trainer import Trainer
 
 STRATEGIES = ('none', 'hyperband', 'reports', 'racing', 'deferred')
 BATCHES = (32, 64, 128)
@@ -90,7 +91,7 @@ class Timed(TrainerRunner):
 
     def _values(self, params, fold):
         (train, valid), t = self.folds[fold], self.trainer
-        trainer = PartTrainer(t.engine, t.store, with_rows(t.config, params), on_step=t.on_step)
+        trainer = PartTrainer(t.engine, t.store, replace(t.config, **params), on_step=t.on_step)
         trainer.whole = train
         for epoch in trainer.epochs(train[:self.rows], valid): yield epoch.score
 
