@@ -1484,7 +1484,7 @@ def from_function(trial): return dict(lr=trial.suggest_float('lr', 1e-4, 1e-2, l
 @pytest.mark.parametrize('queued, said', [(dict(lr=1e-3, effective_batch=32), 'effective_batch=32 is not in the space'), (dict(lr=.5, effective_batch=8), 'lr=0.5 is not in the space'),
                                           (dict(lr='high', effective_batch=8), "lr='high' is not in the space")], ids=['choice', 'range', 'kind'])
 def test_field_a_queued_trial_outside_of_the_space_fails_once_and_the_study_goes_on(tmp_path, space, queued, said):
-    go = lambda n: tune(score, space, n, folds=2, storage=tmp_path / 'study.db', progress=False, say=words.append)
+    go = lambda n: tune(score, space, n, folds=2, strategy='none', storage=tmp_path / 'study.db', progress=False, say=words.append)
     words = []
     go(2)
     optuna.load_study(study_name='study', storage=sqlite_storage(tmp_path / 'study.db')).enqueue_trial(queued)
