@@ -618,3 +618,14 @@ def test_a_job_on_a_gpu_that_cannot_compile_is_plain(folder, tmp_path, monkeypat
     write_json(tmp_path / 'run' / 'run.json', read_json(tmp_path / 'run' / 'run.json') | dict(engine=dict(value='fast', reason='as before')))
     again = Job(config(folder, tmp_path / 'run'), progress=False)
     assert again.resumed and again.stepping == Choice('fast', 'as before; the run goes on with it, though made up: no compiler')
+
+
+def test_a_folder_goes_on_with_the_strategy_that_it_began_with(tmp_path):
+    from optkit.cli import _job_config
+    given = dict(data='a.csv', text='a', label='b', out=str(tmp_path), settings=[], preset=None, budget=None,
+                 no_ladder=False, strategy=None)
+    assert _job_config(JobConfig, dict(given))[0].strategy == 'deferred'
+    settings = dict(data='a.csv', text='a', label='b', strategy='racing')
+    (tmp_path / 'run.json').write_text(json.dumps(dict(settings=settings)))
+    assert _job_config(JobConfig, dict(given))[0].strategy == 'racing'
+    assert _job_config(JobConfig, given | dict(strategy='none'))[0].strategy == 'none'
