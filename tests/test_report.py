@@ -431,8 +431,8 @@ def test_a_control_that_misses_1_by_less_than_two_digits_show_is_shown_with_more
 
 def test_a_study_without_a_stopped_trial_speaks_of_no_predicted_value(tmp_path):
     files, words = contents(), 'A stopped trial is shown at the predicted mean'
-    stopped = [t for t in files['study']['trials'] if t['state'] == 'stopped']
+    stopped = [t for t in files['study']['trials'] if t['state'] == 'PRUNED']
     for t in stopped: t['value_kind'] = 'predicted'
     assert stopped and words in page(write(tmp_path, files))
-    files['study']['trials'] = [t for t in files['study']['trials'] if t['state'] == 'complete']
+    files['study']['trials'] = [t for t in files['study']['trials'] if t['state'] == 'COMPLETE']
     assert words not in page(write(tmp_path, files))
