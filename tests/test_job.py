@@ -572,7 +572,7 @@ def test_a_run_that_began_on_the_plain_engine_keeps_it(folder, finished, tmp_pat
 
 
 @pytest.mark.parametrize('changes, said', [(dict(train=('fast=false',)), 'asked for'), (dict(train=('compile=none',)), 'compile=None was asked for'), (dict(layout='packed'), 'layout=packed was asked for'),
-    (dict(train=('checkpointing=full',)), 'gradient checkpointing is full'), (dict(train=('weights=bf16',), precision=None), 'weights are torch.bfloat16')], ids=str)
+    (dict(train=('checkpointing=full',)), 'gradient checkpointing is full')], ids=str)
 def test_a_job_stays_plain_where_something_else_was_asked_for(folder, tmp_path, as_on_a_gpu, changes, said):
     job = Job(config(folder, tmp_path / 'run', **changes), progress=False)
     assert type(job._engine_now()) is Engine and not job._base().fast and said in job.stepping.reason
