@@ -7,7 +7,7 @@ __all__ = ['app', 'main']
 
 # %% ../nbs/84_cli.ipynb #9121367b
 import contextlib, errno, inspect, io, json, logging, os, shlex, signal, sys, threading, time
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -583,6 +583,11 @@ def _with_preset(name, values, train):
     return preset.to_dict(), below | values, (*train, *more)
 
 # %% ../nbs/84_cli.ipynb #ab2bdcd5
+def _stored_strategy(run): # {}: none
+    "The strategy that a run folder began with: the default of a later version may be another one"
+    try: return dict(strategy=_settings_of(run)['strategy'])
+    except (ValueError, KeyError, OSError): return {}
+
 def _job_config(make, given):
     "The configuration of a job, and the preset that it came from (None: none)"
     from optkit.job_plan import JobConfig
@@ -597,7 +602,8 @@ def _job_config(make, given):
     values, train = _split_settings(settings, given, JobConfig)
     if 'space' in values: values['space'] = tuple(values['space'])
     if name is not None: preset, values, train = _with_preset(name, values, train)
-    return make(**values, **({'train': train} if train else {})), preset
+    config = make(**values, **({'train': train} if train else {}))
+    return (config if 'strategy' in values else replace(config, **_stored_strategy(config.out))), preset
 
 # %% ../nbs/84_cli.ipynb #0156c42e
 def _run_job(terminal, make, given):

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from .base import InputError
 from .strategies import Strategy
 from .storage import sign_of
-from .space import best_complete, ended, fold_scores, spent, study_settings, value_kind
+from .space import best_complete, best_first, ended, fold_scores, spent, study_settings, value_kind
 
 # %% ../nbs/56_confirm.ipynb #9cc64f4b
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ def confirm(
 ) -> Confirmation:
     "Run the best few again. Raises `InputError` for a study in which no trial is complete."
     sign = sign_of(study)
-    complete = [t for t in study.get_trials(deepcopy=False) if ended(t) == 'complete']
-    best = sorted(complete, key=lambda t: -sign * t.value)[:top]
+    best = best_first(study.get_trials(deepcopy=False), sign)[:top]
     if not best:
         raise InputError(f'study {study.study_name!r} has no trial that ran all folds, so there is nothing to confirm')
     runner = runner.renewed(seed) if hasattr(runner, 'renewed') else runner
@@ -129,10 +128,12 @@ def study_summary(
 def _trial_summary(trial, sign):
     attrs, bill = trial.user_attrs, spent(trial)
     state = ended(trial) or ('interrupted' if attrs.get('interrupted') else trial.state.name.lower())
+    waits = attrs.get('waits') or None
+    if waits and state == 'stopped': waits = waits.replace('waits', 'waited', 1) + ' until the search ended'
     return dict(number=trial.number, state=state, value=None if trial.value is None else sign * trial.value,
                 value_kind=value_kind(trial), params=trial.params, fold_scores=[sign * v for v in fold_scores(trial)],
                 stopped_after=attrs.get('stopped_after', len(fold_scores(trial)) - 1 if state == 'stopped' else None),
-                reason=attrs.get('reason') or attrs.get('waits') or None,
+                reason=attrs.get('reason') or waits,
                 **{k: attrs.get(k) for k in ('resumed_from', 'physical_batch')},
                 seconds=bill['seconds'], epochs=bill['epochs'], decisions=attrs.get('decisions', []))
 

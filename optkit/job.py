@@ -34,11 +34,11 @@ from .fast import fast_problem, keep_compiled
 from .metrics import LOWER_IS_BETTER, score, signed
 from .checkpoint import mend, save_model
 from .config import TrainConfig
-from .build import make_engine, plan_sizes, shared_copy, variant_of, with_adapter
+from .build import check_run, make_engine, plan_sizes, shared_copy, variant_of, with_adapter
 from .trainer import fold_runner, Trainer
 from .run_folder import check_folder, RUN_VERSION
 from .folds import check_folds, check_parts, hold_out, stratified_folds, table_strata
-from .strategies import as_strategy
+from .strategies import as_strategy, StudySize
 from .storage import open_study, silent, sqlite_storage
 from .space import best_complete, ended, parse_space
 from .study import OtherStudy
@@ -48,7 +48,7 @@ from .forecast import forecast
 from .ladder import default_rungs, measure_ladder
 from .job_plan import (
     check_space, choose_engine, compiler_problem, demo_config, fingerprint, held_out_size, JobConfig, JobPlan,
-    load_task, PLAIN_FIELDS, read_task, size_job, train_fields)
+    load_task, PLAIN_FIELDS, read_task, SIZED_EPOCHS, size_job, train_fields)
 
 _all_ = ['JobConfig', 'demo_config', 'size_job'] # what a job is made from is here too
 
@@ -115,7 +115,7 @@ class Job:
         self.stepping = self._choose_engine()
         self._check_targets()
         if config.train: self._check_settings()
-        if not self.resumed: check_tokens(self.model, self._token_store(self.longest)) # that the first stage takes
+        if not self.resumed: self._check_study()
 
 # %% ../nbs/81_job.ipynb #f5325e98
 @patch
@@ -167,9 +167,27 @@ def _engine_now(self: Job): # one engine for the whole job
 # %% ../nbs/81_job.ipynb #6fac5048
 @patch
 def _check_targets(self: Job):
-    "Every choice of targets that is searched is there, before anything is written"
-    for targets in getattr(self.space.get('adapter_targets'), 'choices', ()):
-        with_adapter(shared_copy(self.model), self._base(adapter_targets=targets, adapter_rank=1))
+    "Every choice of targets and of ranks that is searched fits the model, before anything is written"
+    searched = {n: self.space[n] for n in ('adapter_targets', 'adapter_rank') if n in self.space}
+    if not searched: return
+    ends = {n: getattr(d, 'choices', None) or (d.high,) for n, d in searched.items()}
+    base = self._base()
+    rank = max(ends.get('adapter_rank', (base.adapter_rank,)))
+    for targets in ends.get('adapter_targets', (base.adapter_targets,)):
+        with_adapter(shared_copy(self.model), self._base(adapter_targets=targets, adapter_rank=rank))
+
+# %% ../nbs/81_job.ipynb #bd1987d8
+@patch
+def _check_study(self: Job):
+    "The model, the rows and the strategy of a new study go together, before anything is written"
+    c, store = self.config, self._token_store(self.longest)
+    check_tokens(self.model, store) # that the first stage takes
+    epochs = c.epochs or SIZED_EPOCHS
+    if values := self.space.get('epochs'): epochs = max(getattr(values, 'choices', None) or (values.high,))
+    as_strategy(c.strategy).check(StudySize(c.folds, epochs, c.trials, c.seed))
+    try: engine = self._engine_now()
+    except ValueError as exc: raise InputError(str(exc)) from None
+    check_run(engine, store.to(engine.device), self._base(), np.arange(len(store)), None)
 
 # %% ../nbs/81_job.ipynb #df2e56d9
 @patch

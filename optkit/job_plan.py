@@ -184,6 +184,7 @@ def check_space(space, base, task='classification'):
 # %% ../nbs/80_job_plan.ipynb #4eb1d85e
 EVALUATION = .35 # cost of an evaluated row, in trained rows: forward alone is a third of forward and backward
 STUDY_SHARE = .48 # of the budget; the rest is for training, ladder, refit and starting up
+SIZED_EPOCHS = 3 # of a fold at most, where none are asked for
 FEW = 100 # rows that a fold trains on in all its epochs: with fewer, scores say little
 
 # %% ../nbs/80_job_plan.ipynb #40bd99b9
@@ -219,7 +220,7 @@ class JobPlan:
 def _tiers(lengths, rows):
     "What to try, best first: tokens, epochs, rows at least, trials"
     longest_first, least = sorted(lengths, reverse=True), min(lengths)
-    return [*((n, 3, rows, 16) for n in longest_first), *((n, 2, min(rows, 600), 12) for n in longest_first),
+    return [*((n, SIZED_EPOCHS, rows, 16) for n in longest_first), *((n, 2, min(rows, 600), 12) for n in longest_first),
             (least, 2, min(rows, 200), 8), (least, 1, 1, 8)]
 
 # %% ../nbs/80_job_plan.ipynb #1363abf8

@@ -476,8 +476,9 @@ def _study_section(run):
     blocks = [text_block(_study_words(study))]
     if not any(trial_state(o) == 'COMPLETE' for o in study['trials']):
         blocks.append(note_block('No trial went through all of its folds yet, so there is no best trial.'))
-    caption = 'A stopped trial is shown at the predicted mean over all folds, which nobody measured.'
-    if {kind_of_value(o) for o in study['trials'] if trial_state(o) == 'PRUNED'} - {'predicted mean', ''}:
+    stopped = {kind_of_value(o) for o in study['trials'] if trial_state(o) == 'PRUNED'} - {''}
+    caption = 'A stopped trial is shown at the predicted mean over all folds, which nobody measured.' if stopped else ''
+    if stopped - {'predicted mean'}:
         caption = 'Only trials that ran all folds have a measured mean; legend and table say what the other values are.'
     return [*blocks, drawing_block(study_figure(study, card_and_date(where)), 'study', caption), _trials_table(study)]
 

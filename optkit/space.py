@@ -219,15 +219,17 @@ def best_complete(study: optuna.Study) -> FrozenTrial | None: # None while no tr
     return best_of(study.get_trials(deepcopy=False), sign_of(study))
 
 # %% ../nbs/53_space.ipynb #65a2cf1f
-def best_of(trials, sign):
+def best_of(trials, sign): return next(iter(best_first(trials, sign)), None)
+
+def best_first(trials, sign): # those that ran all folds
     complete = [t for t in trials if ended(t) == 'complete']
     folds = max((len(fold_scores(t)) for t in complete), default=0)
     if not folds or len({len(fold_scores(t)) for t in complete}) > 1: # made by something else
-        return (max if sign > 0 else min)(complete, key=lambda t: t.value, default=None)
+        return sorted(complete, key=lambda t: -sign * t.value)
     rows = [t for t in trials if fold_scores(t) and (is_waiting(t) or ended(t) in ('complete', 'stopped'))]
     table = sign * score_table([fold_scores(t)[:folds] for t in rows], folds)
     model = FoldModel([t.number for t in rows], table)
-    return max(complete, key=lambda t: model.posterior[model.row[t.number]])
+    return sorted(complete, key=lambda t: -model.posterior[model.row[t.number]])
 
 def trials_that(study: optuna.Study, end: str) -> list[FrozenTrial]: # 'complete', 'stopped' or 'failed'
     return [t for t in study.get_trials(deepcopy=False) if ended(t) == end]

@@ -1316,3 +1316,30 @@ def test_processes_that_make_the_tables_of_a_database_at_the_same_moment_all_get
         for w in workers: w.start()
         assert [found.get(timeout=60) for _ in workers] == ['open'] * 4
         for w in workers: w.join()
+
+
+def test_what_runs_again_is_ordered_as_the_winner_is_by_the_posterior():
+    from optkit.confirm import confirm
+    from optkit.space import best_first
+    rng = np.random.default_rng(3)
+    for _ in range(200): # studies, until one whose best mean is lucky in a fold
+        table = rng.normal(.6, .02, (12, 1)) + rng.normal(0, .01, (12, 3))
+        table[rng.integers(12), rng.integers(3)] += .25
+        study = optuna.create_study(direction='maximize')
+        study.set_user_attr('optkit', dict(folds=3))
+        for scores in table: study.add_trial(optuna.trial.create_trial(value=float(scores.mean()), user_attrs=dict(ended='complete', folds=dict(scores=scores.tolist()))))
+        winner = best_complete(study).number
+        if winner != int(table.mean(1).argmax()): break
+    assert winner != int(table.mean(1).argmax())
+    assert [t.number for t in best_first(study.trials, 1)][0] == winner
+    again = confirm(study, lambda params, fold: [.5], top=3, progress=False)
+    assert again.first == winner and winner in [r.number for r in again.rows]
+
+
+def test_a_trial_that_waited_to_the_end_is_not_said_to_wait():
+    study = optuna.create_study(direction='maximize')
+    study.set_user_attr('optkit', dict(folds=3))
+    attrs = dict(waits='waits after fold 1 of 3', folds=dict(scores=[.5]))
+    study.add_trial(optuna.trial.create_trial(state=TrialState.PRUNED, value=.5, user_attrs=attrs))
+    row, = study_summary(study, 'macro_f1', 1, 3)['trials']
+    assert (row['state'], row['reason'], row['value']) == ('stopped', 'waited after fold 1 of 3 until the search ended', .5)

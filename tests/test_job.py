@@ -572,7 +572,7 @@ def test_a_run_that_began_on_the_plain_engine_keeps_it(folder, finished, tmp_pat
 
 
 @pytest.mark.parametrize('changes, said', [(dict(train=('fast=false',)), 'asked for'), (dict(train=('compile=none',)), 'compile=None was asked for'), (dict(layout='packed'), 'layout=packed was asked for'),
-    (dict(train=('checkpointing=full',)), 'gradient checkpointing is full'), (dict(train=('weights=bf16',), precision=None), 'weights are torch.bfloat16')], ids=str)
+    (dict(train=('checkpointing=full',)), 'gradient checkpointing is full')], ids=str)
 def test_a_job_stays_plain_where_something_else_was_asked_for(folder, tmp_path, as_on_a_gpu, changes, said):
     job = Job(config(folder, tmp_path / 'run', **changes), progress=False)
     assert type(job._engine_now()) is Engine and not job._base().fast and said in job.stepping.reason
@@ -618,3 +618,14 @@ def test_a_job_on_a_gpu_that_cannot_compile_is_plain(folder, tmp_path, monkeypat
     write_json(tmp_path / 'run' / 'run.json', read_json(tmp_path / 'run' / 'run.json') | dict(engine=dict(value='fast', reason='as before')))
     again = Job(config(folder, tmp_path / 'run'), progress=False)
     assert again.resumed and again.stepping == Choice('fast', 'as before; the run goes on with it, though made up: no compiler')
+
+
+def test_a_folder_goes_on_with_the_strategy_that_it_began_with(tmp_path):
+    from optkit.cli import _job_config
+    given = dict(data='a.csv', text='a', label='b', out=str(tmp_path), settings=[], preset=None, budget=None,
+                 no_ladder=False, strategy=None)
+    assert _job_config(JobConfig, dict(given))[0].strategy == 'deferred'
+    settings = dict(data='a.csv', text='a', label='b', strategy='racing')
+    (tmp_path / 'run.json').write_text(json.dumps(dict(settings=settings)))
+    assert _job_config(JobConfig, dict(given))[0].strategy == 'racing'
+    assert _job_config(JobConfig, given | dict(strategy='none'))[0].strategy == 'none'

@@ -427,3 +427,12 @@ def test_a_control_that_misses_1_by_less_than_two_digits_show_is_shown_with_more
     middle = 1.1 if low > 1.04 else .985 if low == .97 else 1. if low == .98 else 1.01
     words = _control_words(dict(rows=[dict(variant=CONTROL, ratio=dict(p50=middle, low=low, high=high))]))
     assert said in words and ('not steady' not in words) == steady
+
+
+def test_a_study_without_a_stopped_trial_speaks_of_no_predicted_value(tmp_path):
+    files, words = contents(), 'A stopped trial is shown at the predicted mean'
+    stopped = [t for t in files['study']['trials'] if t['state'] == 'PRUNED']
+    for t in stopped: t['value_kind'] = 'predicted'
+    assert stopped and words in page(write(tmp_path, files))
+    files['study']['trials'] = [t for t in files['study']['trials'] if t['state'] == 'COMPLETE']
+    assert words not in page(write(tmp_path, files))

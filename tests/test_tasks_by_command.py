@@ -371,6 +371,11 @@ BAD = {
     'rank 0': ('tune', 'causal', [*CAUSAL, '--space', 'adapter_rank=0,8', 'adapter=lora'], 'adapter_rank is 0'),
     'a range of dropouts': ('tune', 'causal', [*CAUSAL, '--space', 'adapter_dropout=0.0..0.1', 'adapter=lora'], 'so name some: adapter_dropout=a,b,c'),
     'targets that match nothing': ('tune', 'causal', [*CAUSAL, '--space', 'adapter_targets=all-linear,nothing', 'adapter=lora'], 'no lora adapter for LlamaForCausalLM'),
+    'a rank above the layers, searched': ('tune', 'causal', [*CAUSAL, '--space', 'adapter_rank=4,9999', 'adapter=lora'], 'rank is 9999, but'),
+    'folds that wilcoxon cannot judge': ('tune', 'plain', ['--label', 'label', '--strategy', 'wilcoxon', '--folds', '3'], "strategy 'wilcoxon' cannot stop a trial with 3 folds"),
+    'epochs that reports cannot judge': ('tune', 'plain', ['--label', 'label', '--strategy', 'reports', '--epochs', '2'], "strategy 'reports' cannot stop a trial of 2 values a fold"),
+    'a causal task for an encoder': ('tune', 'plain', ['--task', 'causal'], 'sees the tokens after the one that it predicts'),
+    'f1 of three classes in a job': ('tune', 'plain', ['--label', 'three', '--metric', 'f1'], 'f1 is of the positive class of two, but the head has 3'),
     'smoothing of numbers': ('tune', 'plain', ['--task', 'regression', '--label', 'size', '--space', 'label_smoothing=0.0..0.1'], "'label_smoothing' is for classes"),
 }
 
