@@ -293,6 +293,7 @@ def hasten(
         if isinstance(layer, _fast_linear()): layer.together = None
         elif not _layer_problem(layer): layer.__class__ = _fast_linear()
     _bind(model, together)
+    _follow_steps(model)
     return model
 
 # %% ../nbs/39_adapters.ipynb #06886b99
@@ -326,7 +327,7 @@ def refresh_norms(
     for (name, *_), group in alike.items(): _renew(name, *zip(*group))
 
 # %% ../nbs/39_adapters.ipynb #8b08af4e
-_KEPT = weakref.WeakSet() # models whose norms are kept
+_KEPT = weakref.WeakSet() # models whose norms are new after each optimizer step
 _HOOKED = {} # what torch calls behind each optimizer step
 
 def _after_step(optimizer, *_):
@@ -335,6 +336,12 @@ def _after_step(optimizer, *_):
     for model in [*_KEPT]:
         if any(id(m.lora_B[name].weight) in stepped for m, name in _dora_layers(model)): refresh_norms(model)
 
+def _follow_steps(model):
+    "New norms behind each optimizer step, also of an optimizer that writes past autograd, `p.data.add_(...)`"
+    if not _dora_layers(model): return
+    if _after_step not in _HOOKED: _HOOKED[_after_step] = register_optimizer_step_post_hook(_after_step)
+    _KEPT.add(model)
+
 def keep_norms(
     model: torch.nn.Module, # under an adapter
     now: bool = True # compute them; False: `refresh_norms` follows, when the model is on its device
@@ -342,9 +349,7 @@ def keep_norms(
     "From now on each optimizer step that changes factors of DoRA ends with new norms, and compiled layers read those"
     if now: refresh_norms(model)
     for layer, _ in _dora_layers(model): layer.fresh = True
-    if not _dora_layers(model): return
-    if _after_step not in _HOOKED: _HOOKED[_after_step] = register_optimizer_step_post_hook(_after_step)
-    _KEPT.add(model)
+    _follow_steps(model)
 
 # %% ../nbs/39_adapters.ipynb #285223a4
 KINDS = ('lora', 'dora')
@@ -521,7 +526,7 @@ def replace_adapter(
     **kwargs # further ones of `adapter_settings`
 ) -> torch.nn.Module: # of peft, around the same base; the former one, and optimizers of it, are of no use any more
     "A fresh adapter in the place of another. Raises `InputError`; the model is then as it was."
-    configs, keeps = getattr(model, 'peft_config', {}), model in _KEPT
+    configs, keeps = getattr(model, 'peft_config', {}), any(getattr(m, 'fresh', False) for m in model.modules())
     if len(configs) != 1: raise InputError(f'the model is under {len(configs)} adapters, expected one to be replaced')
     if next(iter(configs.values())).bias != 'none':
         raise InputError('biases of the base have trained with the adapter; load the base anew')
