@@ -258,7 +258,8 @@ def attend_tokens(
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         qkv, pos_key, pos_query = (None if t is None else t.to(dtype) for t in (qkv, pos_key, pos_query))
-    return _attend_op(qkv, pos_key, pos_query, *how, torch.is_grad_enabled())[0]
+    back = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, pos_key, pos_query))
+    return _attend_op(qkv, pos_key, pos_query, *how, back)[0]
 
 # %% ../nbs/35_attention.ipynb #b0f3c1b2
 INTERFACE = 'optkit_rows' # name of `attend_interface` in transformers

@@ -9,6 +9,7 @@ import torch
 import torch.utils._python_dispatch, torch.utils._pytree
 import transformers as tf
 from hypothesis import given, settings, strategies as st
+from optkit import attention
 from optkit.base import InputError
 from optkit.table import Table
 from optkit.store import tokenise, word_tokenizer
@@ -286,6 +287,18 @@ def test_weights_that_are_frozen_and_adapters(name, trained):
     np.testing.assert_allclose(losses(plain, lr=1e-3), losses(fast, lr=1e-3), rtol=2e-5)
     end_to_end(fast)
     same_weights(plain.model, fast.model)
+
+
+@pytest.mark.parametrize('name', ['bert', 'deberta', 'llama'])
+@pytest.mark.parametrize('frozen', [False, True])
+def test_attention_keeps_nothing_after_a_step(name, frozen):
+    "Neither where no backward pass reaches it"
+    model = model_of(name)
+    for n, p in model.named_parameters(): p.requires_grad_(not frozen or 'classifier' in n or 'score' in n)
+    fast = Fast(model, FP32)
+    losses(fast)
+    end_to_end(fast)
+    assert not attention._KEPT
 
 
 @pytest.mark.parametrize('buckets', [-1, 4, 16, 64])
