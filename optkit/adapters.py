@@ -283,6 +283,27 @@ def _bind(model, together):
             if len({(m.in_features, *m.r.items(), *m.scaling.items()) for m in layers}) == 1 < len(layers):
                 Together(layers)
 
+# %% ../nbs/39_adapters.ipynb #ced4b915
+def _dora_layers(model): # (layer, name of its adapter) pairs
+    "Layers of this chapter under DoRA"
+    active = [(m, next(iter(m.active_adapters), None)) for m in model.modules() if hasattr(m, 'renew_norm')]
+    return [(m, name) for m, name in active if name in m.lora_magnitude_vector]
+
+_KEPT = weakref.WeakSet() # models whose norms are new after each optimizer step
+_HOOKED = {} # what torch calls behind each optimizer step
+
+def _after_step(optimizer, *_):
+    "New norms of the models whose factors an optimizer has changed"
+    stepped = {id(p) for group in optimizer.param_groups for p in group['params']} if len(_KEPT) else ()
+    for model in [*_KEPT]:
+        if any(id(m.lora_B[name].weight) in stepped for m, name in _dora_layers(model)): refresh_norms(model)
+
+def _follow_steps(model):
+    "New norms behind each optimizer step, also of an optimizer that writes past autograd, `p.data.add_(...)`"
+    if not _dora_layers(model): return
+    if _after_step not in _HOOKED: _HOOKED[_after_step] = register_optimizer_step_post_hook(_after_step)
+    _KEPT.add(model)
+
 # %% ../nbs/39_adapters.ipynb #3439f63b
 def hasten(
     model: torch.nn.Module, # of peft, under LoRA or DoRA
@@ -293,6 +314,7 @@ def hasten(
         if isinstance(layer, _fast_linear()): layer.together = None
         elif not _layer_problem(layer): layer.__class__ = _fast_linear()
     _bind(model, together)
+    _follow_steps(model)
     return model
 
 # %% ../nbs/39_adapters.ipynb #06886b99
@@ -309,11 +331,6 @@ def adapter_path(
     return Choice('both' if fast else 'peft', why)
 
 # %% ../nbs/39_adapters.ipynb #7c6229aa
-def _dora_layers(model): # (layer, name of its adapter) pairs
-    "Layers of this chapter under DoRA"
-    active = [(m, next(iter(m.active_adapters), None)) for m in model.modules() if hasattr(m, 'renew_norm')]
-    return [(m, name) for m, name in active if name in m.lora_magnitude_vector]
-
 def refresh_norms(
     model: torch.nn.Module # under an adapter; nothing happens without DoRA
 ):
@@ -326,15 +343,6 @@ def refresh_norms(
     for (name, *_), group in alike.items(): _renew(name, *zip(*group))
 
 # %% ../nbs/39_adapters.ipynb #8b08af4e
-_KEPT = weakref.WeakSet() # models whose norms are kept
-_HOOKED = {} # what torch calls behind each optimizer step
-
-def _after_step(optimizer, *_):
-    "New norms of the models whose factors an optimizer has changed"
-    stepped = {id(p) for group in optimizer.param_groups for p in group['params']} if len(_KEPT) else ()
-    for model in [*_KEPT]:
-        if any(id(m.lora_B[name].weight) in stepped for m, name in _dora_layers(model)): refresh_norms(model)
-
 def keep_norms(
     model: torch.nn.Module, # under an adapter
     now: bool = True # compute them; False: `refresh_norms` follows, when the model is on its device
@@ -342,9 +350,7 @@ def keep_norms(
     "From now on each optimizer step that changes factors of DoRA ends with new norms, and compiled layers read those"
     if now: refresh_norms(model)
     for layer, _ in _dora_layers(model): layer.fresh = True
-    if not _dora_layers(model): return
-    if _after_step not in _HOOKED: _HOOKED[_after_step] = register_optimizer_step_post_hook(_after_step)
-    _KEPT.add(model)
+    _follow_steps(model)
 
 # %% ../nbs/39_adapters.ipynb #285223a4
 KINDS = ('lora', 'dora')
@@ -521,7 +527,7 @@ def replace_adapter(
     **kwargs # further ones of `adapter_settings`
 ) -> torch.nn.Module: # of peft, around the same base; the former one, and optimizers of it, are of no use any more
     "A fresh adapter in the place of another. Raises `InputError`; the model is then as it was."
-    configs, keeps = getattr(model, 'peft_config', {}), model in _KEPT
+    configs, keeps = getattr(model, 'peft_config', {}), any(getattr(m, 'fresh', False) for m in model.modules())
     if len(configs) != 1: raise InputError(f'the model is under {len(configs)} adapters, expected one to be replaced')
     if next(iter(configs.values())).bias != 'none':
         raise InputError('biases of the base have trained with the adapter; load the base anew')

@@ -258,17 +258,19 @@ def attend_tokens(
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         qkv, pos_key, pos_query = (None if t is None else t.to(dtype) for t in (qkv, pos_key, pos_query))
-    return _attend_op(qkv, pos_key, pos_query, *how, torch.is_grad_enabled())[0]
+    back = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, pos_key, pos_query))
+    return _attend_op(qkv, pos_key, pos_query, *how, back)[0]
 
 # %% ../nbs/35_attention.ipynb #b0f3c1b2
 INTERFACE = 'optkit_rows' # name of `attend_interface` in transformers
 _PLAIN = {'position_ids', 'position_embeddings', 'output_attentions', 'output_hidden_states', 'use_cache',
-          'deterministic', 'return_dict', 'cache_position', 'num_items_in_batch', 'is_causal'} # change no score
+          'output_router_logits', 'deterministic', 'return_dict', 'cache_position', 'num_items_in_batch',
+          'is_causal'} # change no score
 
 def attend_interface(
     module: torch.nn.Module, # of attention
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, # [1, heads, tokens, depth]
-    attention_mask: torch.Tensor | None, # not read: rows say which token sees which
+    attention_mask: torch.Tensor | None, # of one number: rows say which token sees which
     dropout: float = 0., # of the softmax
     scaling: float | None = None, # of the scores; None: one over the root of the depth
     sliding_window: int | None = None, # tokens that a layer sees; None: all
@@ -277,6 +279,8 @@ def attend_interface(
     "Attention of rows end to end, as transformers calls it. Raises `InputError`."
     if odd := [n for n, v in kwargs.items() if v is not None and n not in _PLAIN]:
         raise InputError(f'{type(module).__name__} attends with {", ".join(odd)}, which rows end to end lack')
+    if attention_mask is not None and attention_mask.numel() > 1: # may hold a bias
+        raise InputError(f'{type(module).__name__} attends with a mask of its own, which rows end to end lack')
     causal = kwargs.get('is_causal')
     how = Attention(query.shape[1], key.shape[1], query.shape[-1]**-.5 if scaling is None else scaling, dropout,
                     bool(getattr(module, 'is_causal', False) if causal is None else causal), sliding_window or 0)

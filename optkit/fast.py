@@ -6,7 +6,7 @@
 __all__ = ['TOKENS', 'CAUSAL_TOKENS', 'fast_problem', 'end_to_end_problem', 'keep_compiled', 'FastEngine', 'rows_problem']
 
 # %% ../nbs/38_fast.ipynb #a428a0e0
-import gc, math, os, re, shlex, subprocess, threading, time, traceback, types, warnings
+import gc, math, os, re, shlex, subprocess, threading, time, traceback, types, warnings, weakref
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -142,6 +142,7 @@ class FastEngine(Engine):
                                    {p.dtype for _, p in self._trained()})
         self.calls, self.known, self.built, self.compiled = {}, {}, {}, None # calls, shapes, parts of steps, a layer
         self.notes, self.built_s, self.full, self.ahead = [], 0., 0, None # full: rows of a full step; ahead: a thread
+        self.admitted, self.longest, self.padding_ends = weakref.WeakSet(), 0, False # stores, and what is known of them
         if not self.reason: self._make_static()
         if self.layers and cuda and not self.reason: _import_compiler()
 
@@ -301,10 +302,12 @@ def call_for(self: FastEngine,
     store: TokenStore # that is trained on
 ) -> EndToEnd | PaddedCall:
     "How the model is called on this store's rows"
+    if store not in self.admitted: self._admit(store)
     key = store.task, store.max_length
     if key not in self.calls:
         self.calls[key] = PaddedCall(self.model)
-        if problem := _tried(lambda: self._end_to_end(store, key)): self.notes.append(f'rows are padded: {problem}')
+        problem = _tried(lambda: self._end_to_end(store, key))
+        if problem and (note := f'rows are padded: {problem}') not in self.notes: self.notes.append(note)
     return self.calls[key]
 
 def _part(rows, at_once): return math.ceil(rows / math.ceil(rows / at_once)) # of a step in equal parts
@@ -315,6 +318,14 @@ def _ends_in_padding(store):
     return bool((store.tokens[ends - 1] == store.pad_id).any())
 
 @patch
+def _admit(self: FastEngine, store):
+    "What was built for other stores is given up where this one has longer rows, or the first that end in padding"
+    longest, padding = math.ceil(int(store.lengths.max()) / 16) * 16, _ends_in_padding(store)
+    if longest > self.longest or padding > self.padding_ends: self.calls, self.known, self.built = {}, {}, {}
+    self.longest, self.padding_ends = max(longest, self.longest), padding or self.padding_ends
+    self.admitted.add(store)
+
+@patch
 def _end_to_end(self: FastEngine, store, key):
     "Take rows end to end, where trials say that it can be done"
     call = EndToEnd(self.model, store.targets is not None)
@@ -322,7 +333,7 @@ def _end_to_end(self: FastEngine, store, key):
     problem = end_to_end_problem(call.relative is not None, self.device.type, capability,
                                  self.precision.compute.value, call.depth)
     if problem: return problem
-    for call.whole_rows in (True,) if call.causal and _ends_in_padding(store) else (False, True):
+    for call.whole_rows in (True,) if call.causal and self.padding_ends else (False, True):
         trials = (_tried(lambda: rows_problem(self, call, store, exact)) for exact in (True, False))
         problem = next(filter(None, trials), '')
         if not problem or call.per_token: break
@@ -331,7 +342,7 @@ def _end_to_end(self: FastEngine, store, key):
     tokens = CAUSAL_TOKENS if store.task == 'causal' else TOKENS
     if self.automatic: self.at_once = max(1, int(tokens // store.lengths.mean()))
     rows = _part(self.full or self.at_once, self.at_once)
-    if self.layers: self.ahead = call.compile_ahead(rows, int(store.lengths.max()), self.device, self.precision.dtype)
+    if self.layers: self.ahead = call.compile_ahead(rows, self.longest, self.device, self.precision.dtype)
 
 # %% ../nbs/38_fast.ipynb #e395c113
 @patch
@@ -464,8 +475,7 @@ def _build(self: FastEngine, shape, store, call, rows, weight=1., train=True, fi
     "What runs a shape: its inputs and a function without arguments"
     start, static = time.perf_counter(), StaticBatch(shape, store, self.device)
     static.put(store, rows, weight)
-    longest = int(store.lengths.max())
-    work = partial(self._work if train else self._evaluate, static, call, longest, *[first] * train)
+    work = partial(self._work if train else self._evaluate, static, call, self.longest, *[first] * train)
     def run():
         with self._switched(call, train): work()
     if self.graphs: # functions of TorchScript are optimised in their third run

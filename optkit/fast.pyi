@@ -38,6 +38,9 @@ class FastEngine(Engine):
     built_s: float
     full: Any
     ahead: Any
+    admitted: Any
+    longest: Any
+    padding_ends: Any
     optimizer: Any
     total: Any
     smoothing: Any

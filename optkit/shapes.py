@@ -270,8 +270,9 @@ def switched(self: EndToEnd,
 
 @patch
 def _dropouts(self: EndToEnd, layers):
-    "Dropout modules of layers, each with a seed of its own"
-    modules = [m for layer in layers for m in layer.modules() if type(m) is torch.nn.Dropout and m.p]
+    "Dropout modules of layers, each with a seed of its own; not of layers that run several times, as those of ALBERT"
+    if len(layers) < getattr(self.config, 'num_hidden_layers', 0): return ()
+    modules = [m for layer in layers for m in layer.modules() if type(m) is torch.nn.Dropout and 0 < m.p < 1]
     if len(self.seeds) < len(modules):
         drawn = torch.randint(2**62, (len(modules), 1), generator=torch.Generator().manual_seed(0))
         self.seeds = list(drawn.to(next(self.base.parameters()).device))

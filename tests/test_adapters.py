@@ -361,6 +361,25 @@ def test_norms_follow_every_change_of_the_weights():
     assert right()
 
 
+@pytest.mark.parametrize('start', ['add', 'replace'])
+def test_an_optimizer_that_writes_past_autograd(start):
+    "`p.data.add_` leaves no trace in a weight's version; the norm follows all the same"
+    class Old(torch.optim.Optimizer):
+        def step(self):
+            for p in (p for g in self.param_groups for p in g['params'] if p.grad is not None): p.data.add_(p.grad, alpha=-1.)
+    ours = add_adapter(base_of('llama'), 'dora' if start == 'add' else 'lora', rank=4)
+    if start == 'replace': ours = replace_adapter(ours, 'dora', rank=2)
+    layer, inputs = ours.base_model.model.model.layers[1].mlp.down_proj, batch_of('llama')
+    optimizer = Old([p for p in ours.parameters() if p.requires_grad], {})
+    for step in range(3):
+        before = None if step == 0 else layer.norm.clone()
+        gradients(ours, inputs)
+        optimizer.step()
+        ours(**inputs)
+        assert torch.allclose(layer.norm, norm_of(layer)), step
+    assert not torch.equal(before, layer.norm) and not layer.fresh
+
+
 def test_kept_norms_are_new_after_each_optimizer_step():
     _, ours = pair_of('llama', kind='dora')
     layer = ours.base_model.model.model.layers[1].mlp.down_proj

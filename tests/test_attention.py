@@ -156,6 +156,7 @@ def test_what_transformers_asks_for():
     module.is_causal = True
     torch.testing.assert_close(asked(module, position_ids=torch.arange(9), use_cache=False, cu_seq_lens_q=None), want(causal=True))
     torch.testing.assert_close(asked(module, is_causal=False), want())
+    with pytest.raises(InputError, match='^Linear attends with a mask of its own'): attend_interface(module, q, k, v, torch.zeros(1, 4, 9, 9)) # of a bias
     for odd in (dict(softcap=30.), dict(s_aux=torch.zeros(4)), dict(something=0)):
         with pytest.raises(InputError, match=f'^Linear attends with {next(iter(odd))}, which rows end to end lack$'): asked(module, **odd)
 

@@ -9,6 +9,7 @@ import torch
 import torch.utils._python_dispatch, torch.utils._pytree
 import transformers as tf
 from hypothesis import given, settings, strategies as st
+from optkit import attention
 from optkit.base import InputError
 from optkit.table import Table
 from optkit.store import tokenise, word_tokenizer
@@ -18,7 +19,7 @@ from optkit.models import example_model
 from optkit.engine import Engine
 from optkit.shapes import choose_shapes, cut, EndToEnd, padded_shapes, PaddedCall, Shape, StaticBatch
 from optkit.disentangled import triton
-from optkit.fast import end_to_end_problem, fast_problem, FastEngine, rows_problem
+from optkit.fast import _same_layers, end_to_end_problem, fast_problem, FastEngine, rows_problem
 from optkit.hardware import detect, hardware_with
 from optkit.precision import choose_precision
 torch.set_num_threads(1)
@@ -242,6 +243,32 @@ def test_a_causal_classifier_passes_over_padding_at_the_end_of_rows(name):
     torch.testing.assert_close(plain.predict(store, np.arange(20)), fast.predict(store, np.arange(20)), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize('name', ['gpt2', 'llama'])
+def test_a_second_store_whose_rows_end_in_padding(name):
+    "What was decided for the first one does not hold for it"
+    ends = with_rows(lambda n, tokens: [*tokens[:-2], STORE.pad_id, STORE.pad_id] if n % 2 else tokens)
+    plain, fast = (kind(model_of(name), FP32) for kind in (Engine, Fast))
+    fast.captured_forward = True
+    for store in (STORE, ends, STORE): np.testing.assert_allclose(losses(plain, store, lr=1e-3), losses(fast, store, lr=1e-3), rtol=2e-5)
+    call = end_to_end(fast, ends)
+    assert isinstance(call, PaddedCall) or call.whole_rows
+    torch.testing.assert_close(plain.predict(ends, np.arange(20)), fast.predict(ends, np.arange(20)), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize('name', ['bert', 'deberta', 'deberta v1'])
+def test_a_second_store_of_longer_rows(name):
+    "It does not fit into the shapes of the first, nor into its table of distances; a third one of short rows does"
+    short, longer = (replace(with_rows(change), type_ids=None, max_length=150) for change in (lambda n, tokens: tokens[:8], lambda n, tokens: np.resize(tokens, 150) if n % 5 == 0 else tokens))
+    plain, fast = (kind(model_of(name), FP32) for kind in (Engine, Fast))
+    fast.captured_forward = True
+    for store in (short, longer): np.testing.assert_allclose(losses(plain, store, lr=1e-3), losses(fast, store, lr=1e-3), rtol=2e-5)
+    built = dict(fast.built)
+    losses(fast, short)
+    assert built.items() <= fast.built.items() and len(fast.notes) == len({*fast.notes})
+    losses(fast, longer, lr=1e-3)
+    torch.testing.assert_close(plain.predict(longer, np.arange(20)), fast.predict(longer, np.arange(20)), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize('trained', ['all but queries and words', 'only the classifier', 'only adapters'])
 @pytest.mark.parametrize('name', ['deberta', 'deberta, own keys', 'bert', 'llama', 'mpnet'])
 def test_weights_that_are_frozen_and_adapters(name, trained):
@@ -260,6 +287,18 @@ def test_weights_that_are_frozen_and_adapters(name, trained):
     np.testing.assert_allclose(losses(plain, lr=1e-3), losses(fast, lr=1e-3), rtol=2e-5)
     end_to_end(fast)
     same_weights(plain.model, fast.model)
+
+
+@pytest.mark.parametrize('name', ['bert', 'deberta', 'llama'])
+@pytest.mark.parametrize('frozen', [False, True])
+def test_attention_keeps_nothing_after_a_step(name, frozen):
+    "Neither where no backward pass reaches it"
+    model = model_of(name)
+    for n, p in model.named_parameters(): p.requires_grad_(not frozen or 'classifier' in n or 'score' in n)
+    fast = Fast(model, FP32)
+    losses(fast)
+    end_to_end(fast)
+    assert not attention._KEPT
 
 
 @pytest.mark.parametrize('buckets', [-1, 4, 16, 64])
@@ -397,6 +436,26 @@ def test_why_rows_stay_padded():
     assert end_to_end_problem(**good) == '' == end_to_end_problem(**good | dict(device='cpu', capability=None, compute='fp32', depth=7))
     for change, said in ((dict(positions=True, depth=48), '48' if triton else 'Triton'), (dict(device='xpu', capability=None), 'the device is xpu'), (dict(compute='fp32'), 'not in fp32'), (dict(capability=(7, 5)), 'this GPU has 7.5'), (dict(depth=12), 'these have 12')):
         assert said in end_to_end_problem(**good | change)
+
+
+@pytest.mark.parametrize('name', ['albert', 'bert'])
+def test_dropout_of_a_layer_that_runs_twice_draws_twice(name):
+    "Hashed dropout has one mask a module and step, so ALBERT's layer keeps torch's"
+    model = model_of(name, hidden_dropout_prob=.2).train()
+    call, static, masks = EndToEnd(model), StaticBatch(Shape(4, 192), STORE, 'cpu'), {}
+    layers = _same_layers(model)
+    for n, m in enumerate(m for layer in layers for m in layer.modules() if isinstance(m, torch.nn.Dropout) and m.p):
+        m.register_forward_hook(lambda m, args, out, n=n: masks.setdefault(n, []).append((out == 0) & (args[0] != 0)))
+    static.put(STORE, [0, 1, 2, 3], 1.)
+    with call.switched(layers):
+        for step in range(2):
+            inputs = static.inputs()
+            call.set_rows(static.shape, inputs, 64)
+            call(inputs)
+    drawn = [mask for of in masks.values() for mask in of]
+    assert len(drawn) >= 4 and all(mask.any() and not mask.all() for mask in drawn)
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))
+    assert {type(m) for layer in layers for m in layer.modules() if isinstance(m, torch.nn.Dropout)} == {torch.nn.Dropout}
 
 
 def test_the_model_is_as_it_was_between_steps():
