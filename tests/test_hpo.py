@@ -959,7 +959,7 @@ def test_an_empty_study_of_another_direction_is_refused(storage):
     place = open_storage(storage)
     optuna.create_study(storage=place.storage, study_name='study')  # to minimise, which nobody said
     with pytest.raises(InputError, match="study 'study' was made to minimize, the search is to maximize"): run(simulated_runner(), 3, storage=place.storage)
-    assert states(run(simulated_runner(), 3, storage=place.storage, direction=optuna.study.StudyDirection.MINIMIZE, folds=np.int64(2))) == ['complete'] * 3
+    assert states(run(simulated_runner(), 3, storage=place.storage, direction=optuna.study.StudyDirection.MINIMIZE, folds=np.int64(2), strategy='none')) == ['complete'] * 3
 
 
 def test_what_others_noted_on_a_trial_comes_along_when_it_is_resumed(storage):
