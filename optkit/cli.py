@@ -582,6 +582,23 @@ def _with_preset(name, values, train):
     more = [f'{n}={getattr(preset, n)}' for n in preset.reasons if n not in given and n not in JOB_DECIDES]
     return preset.to_dict(), below | values, (*train, *more)
 
+# %% ../nbs/84_cli.ipynb #1cced643
+def _settings_of(run):
+    "The fields of `JobConfig` that a job has stored in its run folder. Raises `InputError`."
+    from optkit.job_plan import JobConfig
+    path = Path(run) / 'run.json'
+    if not path.is_file():
+        raise InputError(f'{run}: holds no run.json, so there is no study to work on; start one with optkit tune')
+    stored = read_json(path)
+    settings = (stored.get('settings') or {}) if isinstance(stored, dict) else None
+    if not isinstance(settings, dict):
+        raise InputError(f'{path}: cannot be read; start `optkit tune` with another folder')
+    names = {f.name for f in fields(JobConfig)}
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k in names}
+    if not {'data', 'text', 'label'} <= settings.keys() or stored.get('kind') == 'train':
+        raise InputError(f'{run}: is a single training, which has no study')
+    return settings | dict(out=str(run))
+
 # %% ../nbs/84_cli.ipynb #ab2bdcd5
 def _stored_strategy(run): # {}: none
     "The strategy that a run folder began with: the default of a later version may be another one"
@@ -708,23 +725,6 @@ def _use_gpu(gpu):
     os.environ.pop('CUDA_VISIBLE_DEVICES')
     if before is not None: os.environ['CUDA_VISIBLE_DEVICES'] = before
     raise InputError(f'--gpu {gpu}: CUDA finds no such GPU here; optkit detect says what there is')
-
-# %% ../nbs/84_cli.ipynb #1cced643
-def _settings_of(run):
-    "The fields of `JobConfig` that a job has stored in its run folder. Raises `InputError`."
-    from optkit.job_plan import JobConfig
-    path = Path(run) / 'run.json'
-    if not path.is_file():
-        raise InputError(f'{run}: holds no run.json, so there is no study to work on; start one with optkit tune')
-    stored = read_json(path)
-    settings = (stored.get('settings') or {}) if isinstance(stored, dict) else None
-    if not isinstance(settings, dict):
-        raise InputError(f'{path}: cannot be read; start `optkit tune` with another folder')
-    names = {f.name for f in fields(JobConfig)}
-    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k in names}
-    if not {'data', 'text', 'label'} <= settings.keys() or stored.get('kind') == 'train':
-        raise InputError(f'{run}: is a single training, which has no study')
-    return settings | dict(out=str(run))
 
 # %% ../nbs/84_cli.ipynb #c673f37e
 @command(
