@@ -79,7 +79,7 @@ class _Row(NamedTuple):
     v: torch.Tensor
     at: torch.Tensor | None # int64 [heads, size, size]
 
-def _row(tokens, begin, end, rows, how):
+def row_of(tokens, begin, end, rows, how):
     "The row of tokens `begin` to `end`"
     shared = how.heads // how.key_heads
     q, k, v = (t[begin:end].transpose(0, 1) for t in tokens)
@@ -89,7 +89,7 @@ def _row(tokens, begin, end, rows, how):
     return _Row(q, k, v, rows.far.long()[i[:, None] - i + len(rows.far) // 2].expand(how.heads, -1, -1))
 
 # %% ../nbs/35_attention.ipynb #b0f3c1a5
-def _share(row, tables, how, seed, begin):
+def share_of(row, tables, how, seed, begin):
     "Softmax of a row [heads, size, size], and the factor of dropout for each pair"
     scores = row.q @ row.k.mT
     for t, table, at in zip((row.q, row.k), tables, (row.at, None if row.at is None else row.at.mT)):
@@ -109,8 +109,8 @@ def plain_forward(rows, qkv, pos_key, pos_query, how, number):
     tokens, tables, seed = parts(qkv, how), _tables(how, pos_key, pos_query), (int(rows.seed), number)
     out = torch.zeros_like(tokens[0], memory_format=torch.contiguous_format)
     for begin, end in itertools.pairwise(rows.ends.tolist()):
-        row = _row(tokens, begin, end, rows, how)
-        share, keep = _share(row, tables, how, seed, begin)
+        row = row_of(tokens, begin, end, rows, how)
+        share, keep = share_of(row, tables, how, seed, begin)
         out[begin:end] = ((share * keep).to(row.v.dtype) @ row.v).transpose(0, 1)
     return out.flatten(1), (rows, how, seed)
 
@@ -139,8 +139,8 @@ def plain_backward(state, grad, qkv, out, pos_key, pos_query):
     tables = [None if t is None else t.to(wide) for t in _tables(how, pos_key, pos_query)]
     into, table_grads = [torch.zeros_like(t) for t in tokens], [t if t is None else torch.zeros_like(t) for t in tables]
     for begin, end in itertools.pairwise(rows.ends.tolist()):
-        row = _row(tokens, begin, end, rows, how)
-        share, keep = _share(row, tables, how, seed, begin)
+        row = row_of(tokens, begin, end, rows, how)
+        share, keep = share_of(row, tables, how, seed, begin)
         sent = grad.unflatten(1, (how.heads, -1))[begin:end].transpose(0, 1).to(wide)
         grads, of_tables = _row_back(sent, row, tables, how, share, keep)
         for to, g in zip(into, grads): # heads of queries that share a key add up
@@ -356,7 +356,7 @@ def _mpnet_rows(self, hidden_states, attention_mask=None, position_bias=None, ou
     return self.o(out.flatten(1))[None],
 
 # %% ../nbs/35_attention.ipynb #b0f3c1e2
-def _mixed(x): # int32
+def mixed(x): # int32
     "A hash of 32 bits (lowbias32)"
     x = (x ^ ((x >> 16) & 0xffff)) * 0x7feb352d
     x = (x ^ ((x >> 15) & 0x1ffff)) * -0x7b935975 # 0x846ca68b
@@ -370,8 +370,8 @@ def hashed_dropout(
     "Dropout whose mask follows from the seed and each number's index"
     width = x.shape[-1]
     row, column = (torch.arange(n, dtype=torch.int32, device=x.device) for n in (x.numel() // width, width))
-    shift = _mixed(_mixed((seed & 0x7fffffff).int()) ^ (seed >> 31).int())
-    drawn = _mixed(row[:, None] * width + column + shift) * (_mixed(shift + 1) | 1)
+    shift = mixed(mixed((seed & 0x7fffffff).int()) ^ (seed >> 31).int())
+    drawn = mixed(row[:, None] * width + column + shift) * (mixed(shift + 1) | 1)
     keep = drawn ^ ((drawn >> 16) & 0xffff) >= round(p * 2**32) - 2**31
     return torch.where(keep.view(x.shape), x * (1 / (1 - p)), 0)
 

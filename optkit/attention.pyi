@@ -35,6 +35,10 @@ class _Row(NamedTuple):
     k: torch.Tensor
     v: torch.Tensor
     at: torch.Tensor | None
+def row_of(tokens, begin, end, rows, how):
+    """The row of tokens `begin` to `end`"""
+def share_of(row, tables, how, seed, begin):
+    """Softmax of a row [heads, size, size], and the factor of dropout for each pair"""
 def plain_forward(rows, qkv, pos_key, pos_query, how, number):
     """Context [tokens, width], 0 for tokens of no row; and what `plain_backward` needs"""
 def plain_backward(state, grad, qkv, out, pos_key, pos_query):
@@ -53,6 +57,8 @@ def attend_interface(module: torch.nn.Module, query: torch.Tensor, key: torch.Te
     """Attention of rows end to end, as transformers calls it. Raises `InputError`."""
 def position_names(module):
     """Modules that project DeBERTa's positions by kind of term"""
+def mixed(x):
+    """A hash of 32 bits (lowbias32)"""
 def hashed_dropout(x: torch.Tensor, p: float, seed: torch.Tensor) -> torch.Tensor:
     """Dropout whose mask follows from the seed and each number's index"""
 class HashedDropout(torch.nn.Dropout):

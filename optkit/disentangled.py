@@ -11,7 +11,7 @@ import itertools, math, os
 
 import torch
 
-from .attention import Attention, RowEnds, triton
+from .attention import Attention, mixed, row_of, RowEnds, share_of, triton
 
 if triton is not None: import triton.language as tl
 
@@ -35,10 +35,7 @@ def distances(
     return (far + module.pos_ebd_size).clamp(0, 2 * module.pos_ebd_size - 1).int()
 
 # %% ../nbs/36_disentangled.ipynb #1af5b957
-def _mixed(x):
-    "A hash of 32 bits in int64 (lowbias32, Wellons 2018)"
-    for shift, factor in ((16, 0x7feb352d), (15, 0x846ca68b)): x = (x ^ (x >> shift)) * factor & 0xffffffff
-    return x ^ (x >> 16)
+def _hashed(x): return mixed(x.int()).long() & 0xffffffff # 32 bits in int64
 
 def kept_pairs(
     seed: torch.Tensor, # int64 [1]
@@ -48,10 +45,10 @@ def kept_pairs(
 ) -> torch.Tensor: # bool [heads, size, size], queries by keys
     "Which pairs of a row dropout keeps"
     seed, head, token = int(seed) & (2**63 - 1), torch.arange(heads)[:, None], torch.arange(begin, begin + size)
-    low, other = seed & 0xffffffff, _mixed((seed ^ seed >> 32) & 0xffffffff) # seeds side by side share no row
-    words = _mixed(_mixed((token * heads + head) & 0xffffffff ^ low) + other & 0xffffffff)
+    low, other = seed & 0xffffffff, _hashed(torch.tensor((seed ^ seed >> 32) & 0xffffffff)) # seeds side by side share no row
+    words = _hashed(_hashed((token * heads + head) & 0xffffffff ^ low) + other & 0xffffffff)
     j = torch.arange(size)
-    hashes = _mixed(words[..., None] + ((j >> 6) * 32 + (j & 31)) * 0x9e3779b9 & 0xffffffff)
+    hashes = _hashed(words[..., None] + ((j >> 6) * 32 + (j & 31)) * 0x9e3779b9 & 0xffffffff)
     return torch.where((j & 32) != 0, hashes >> 16, hashes & 0xffff) >= odds(dropout)[0]
 
 def odds(dropout: float) -> tuple[int, float]: # of 65,536 pairs those dropped; the factor for those kept
@@ -67,19 +64,15 @@ def plain_disentangled(
     dropout: float = 0., seed: torch.Tensor | None = None # as of `disentangled_attention`
 ):
     "Context [tokens, heads, depth], see `disentangled_attention`; tokens behind the last row get 0"
-    out, heads = [], q.shape[1]
+    how, rows, out = Attention(q.shape[1], q.shape[1], scale), RowEnds(), []
+    rows.far = far
     for begin, end in itertools.pairwise(ends.tolist()):
-        i, reach = torch.arange(end - begin, device=q.device), len(far) // 2
-        at = far.long()[i[:, None] - i + reach].expand(heads, -1, -1)
-        queries, keys, values = (t[begin:end].transpose(0, 1) for t in (q, k, v))
-        scores = queries @ keys.mT
-        if pos_key is not None: scores = scores + (queries @ pos_key.permute(1, 2, 0)).gather(-1, at)
-        if pos_query is not None: scores = scores + (keys @ pos_query.permute(1, 2, 0)).gather(-1, at.mT).mT
-        share = (scores * scale).softmax(-1)
+        row = row_of((q, k, v), begin, end, rows, how)
+        share, _ = share_of(row, (pos_key, pos_query), how, None, begin)
         if dropout:
-            keep = kept_pairs(seed, begin, end - begin, heads, dropout).to(share.device)
+            keep = kept_pairs(seed, begin, end - begin, how.heads, dropout).to(share.device)
             share = share * keep * odds(dropout)[1]
-        out.append((share @ values).transpose(0, 1))
+        out.append((share @ row.v).transpose(0, 1))
     return torch.cat([*out, torch.zeros_like(q[int(ends[-1]):])])
 
 # %% ../nbs/36_disentangled.ipynb #2fd80e96
