@@ -45,7 +45,8 @@ def kept_pairs(
 ) -> torch.Tensor: # bool [heads, size, size], queries by keys
     "Which pairs of a row dropout keeps"
     seed, head, token = int(seed) & (2**63 - 1), torch.arange(heads)[:, None], torch.arange(begin, begin + size)
-    low, other = seed & 0xffffffff, _hashed(torch.tensor((seed ^ seed >> 32) & 0xffffffff)) # seeds side by side share no row
+    low, high = (torch.tensor(n & 0xffffffff) for n in (seed, seed ^ seed >> 32))
+    other = _hashed(high) # seeds side by side share no row
     words = _hashed(_hashed((token * heads + head) & 0xffffffff ^ low) + other & 0xffffffff)
     j = torch.arange(size)
     hashes = _hashed(words[..., None] + ((j >> 6) * 32 + (j & 31)) * 0x9e3779b9 & 0xffffffff)
