@@ -20,14 +20,14 @@ Sides of each kind of adapter (rank 16 on all linear layers, alpha 32, AdamW, cl
 All sides of a run share the tensors of the base; each has an adapter of the same seed. A side that fails is printed with
 its reason. Peaks are those of a side alone, the base included. The record is bench/results/<shape>-adapters-<card>.json.
 """
-import argparse, copy, gc, json, math, sys, tempfile, time, traceback, types
+import argparse, gc, json, math, sys, tempfile, time, traceback, types
 from dataclasses import asdict
 
 import numpy as np
 import torch
 import transformers
 
-from optkit.adapters import adapter_path, adapter_settings, add_adapter, keep_norms, replace_adapter
+from optkit.adapters import adapter_path, adapter_settings, add_adapter, keep_norms, shared_copy
 from optkit.base import error_line
 from optkit.build import make_engine
 from optkit.config import TrainConfig
@@ -69,12 +69,6 @@ def make_base(shape, device):
         with torch.device(device): model = makers[shape]()
     finally: torch.set_default_dtype(before)
     return model.requires_grad_(False)
-
-
-def twin(base):
-    "Another model around the same tensors"
-    tensors = [*base.parameters(), *base.buffers()]
-    return copy.deepcopy(base, {id(t): t for t in tensors})
 
 
 def make_store(spec, device):
@@ -164,10 +158,10 @@ def make_side(side, kind, base, spec, store, args):
         c = TrainConfig(adapter=kind, adapter_rank=args.rank, fast=True, seed=SEED, lr=lr, max_grad_norm=1.,
                         effective_batch=spec['rows'], physical_batch=spec['rows'],
                         graphs=None if args.graphs or 'w3' not in args.shape else False)
-        return Fast(make_engine(twin(base), c, args.hw), store, plan_of(spec, store), lr)
+        return Fast(make_engine(shared_copy(base), c, args.hw), store, plan_of(spec, store), lr)
     if side == 'peft flash':
         if problem := import_problem('flash_attn'): raise RuntimeError(f'flash_attn: {problem}')
-    model = twin(base)
+    model = shared_copy(base)
     if side == 'peft flash': model.set_attn_implementation('flash_attention_2')
     compiled = 'compiled' in side
     if side.startswith('peft'): model = peft_model(model, kind, args.rank)
@@ -269,11 +263,11 @@ def run_kind(kind, base, spec, store, args, left):
 
 def swap_seconds(base, args):
     "Seconds of an adapter of another rank on a base that is there, three times"
-    model, times = add_adapter(twin(base), 'dora', args.rank), []
+    times = []
     for rank in (args.rank // 2, args.rank, args.rank // 4):
         wait()
         begin = time.perf_counter()
-        model = replace_adapter(model, 'dora', rank)
+        add_adapter(shared_copy(base), 'dora', rank)
         wait()
         times.append(time.perf_counter() - begin)
     return times

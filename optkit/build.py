@@ -6,7 +6,7 @@
 __all__ = ['new_layers', 'with_adapter', 'make_engine', 'plan_sizes', 'check_run', 'balanced_weights']
 
 # %% ../nbs/44_build.ipynb #70f22356
-import copy, gc, warnings
+import gc, warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from .models import seeded
 from .engine import Engine
 import optkit.sizes # `Layout.fitted`
 from .fast import FastEngine
-from .adapters import adapter_settings, add_adapter, keep_norms, refresh_norms
+from .adapters import adapter_settings, add_adapter, keep_norms, refresh_norms, shared_copy
 from .metrics import check_metric
 from .config import TrainConfig
 
@@ -103,13 +103,6 @@ def _precision_of(config, model, hardware):
         model=model if config.fp8 or config.cudnn_benchmark else None)
     if config.cudnn_benchmark is None: return precision
     return replace(precision, cudnn_benchmark=Choice(config.cudnn_benchmark, 'asked for'))
-
-# %% ../nbs/44_build.ipynb #adff0ac5
-def shared_copy(
-    model: torch.nn.Module
-) -> torch.nn.Module:
-    "The modules of a model anew, around the same weights; buffers are copied"
-    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
 # %% ../nbs/44_build.ipynb #4a0b317f
 ADAPTER_FIELDS = ('adapter', 'adapter_rank', 'adapter_alpha', 'adapter_dropout', 'adapter_targets')
