@@ -150,6 +150,48 @@ class FastEngine(Engine):
         built = ''.join([f'{len(self.built)} shapes built in {self.built_s:.1f} s', *(f'; {n}' for n in self.notes)])
         return f'FastEngine on {self.device}: ' + (f'plain, {self.reason}' if self.reason else built)
 
+# %% ../nbs/38_fast.ipynb #237e9064
+class _Rows(torch.autograd.Function):
+    "Rows of a table; their gradient is added to `grad` in place, and the table gets none"
+    @staticmethod
+    def forward(ctx, table, ids, grad, padding):
+        ctx.save_for_backward(ids)
+        ctx.grad, ctx.padding = grad, padding
+        return torch.nn.functional.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx, out):
+        ids = ctx.saved_tensors[0].flatten()
+        out = out.flatten(0, -2)
+        if ctx.padding is not None: out = out.masked_fill((ids == ctx.padding)[:, None], 0)
+        ctx.grad.index_add_(0, ids, out.to(ctx.grad.dtype))
+        return None, None, None, None
+
+def _embedded(module, grad, ids): return _Rows.apply(module.weight, ids, grad, module.padding_idx)
+
+def _own_rows(model, gradients):
+    "The word embedding and its gradient, where `_Rows` computes what torch does; (None, None) elsewhere"
+    with suppress(NotImplementedError, AttributeError):
+        module = model.get_input_embeddings()
+        plain = type(module) is torch.nn.Embedding and module.max_norm is None
+        plain = plain and not (module.sparse or module.scale_grad_by_freq) and module.weight.dtype == torch.float32
+        users = [m for m in model.modules() if getattr(m, 'weight', None) is module.weight]
+        grad = next((grad for p, grad in gradients if p is module.weight), None)
+        if plain and len(users) == 1 and grad is not None: return module, grad
+    return None, None
+
+# %% ../nbs/38_fast.ipynb #620c6af7
+@patch
+def _take_gradients(self: FastEngine):
+    "What the backward pass allocated goes over the gradients of the step before"
+    rows = self.embedding[1] # holds this step's already
+    taken = [(grad, p.grad) for p, grad in self.gradients if p.grad is not None and grad is not rows]
+    if taken: torch._foreach_copy_(*map(list, zip(*taken)))
+    for p, grad in self.gradients:
+        if grad is rows and p.grad is not None: grad += p.grad # the model also uses the table elsewhere
+        elif grad is not rows and p.grad is None: grad.zero_()
+    self._attach_gradients()
+
 # %% ../nbs/38_fast.ipynb #3796937f
 @patch
 def _make_static(self: FastEngine):
@@ -158,6 +200,7 @@ def _make_static(self: FastEngine):
     zero = lambda: torch.zeros((), device=self.device)
     self.optimizer = torch.optim.AdamW(groups, lr=zero(), fused=True, capturable=self.device.type == 'cuda')
     self.gradients = [(p, torch.zeros_like(p)) for g in groups for p in g['params']]
+    self.embedding = _own_rows(self.model, self.gradients)
     self.total, self.smoothing, self.weights = zero(), zero(), None
     self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
     self._update_graph, self._captured = None, (None, None)
@@ -175,15 +218,6 @@ def _clear_gradients(self: FastEngine, drop: bool = True):
     "As of `Engine`; but the first micro-batch of a step writes over the gradients whose addresses graphs hold"
     self._attach_gradients()
     if not self.gradients or self.reason: Engine._clear_gradients(self, drop and not self.gradients)
-
-@patch
-def _take_gradients(self: FastEngine):
-    "What the backward pass allocated goes over the gradients of the step before"
-    taken = [(grad, p.grad) for p, grad in self.gradients if p.grad is not None]
-    torch._foreach_copy_(*map(list, zip(*taken)))
-    for p, grad in self.gradients:
-        if p.grad is None: grad.zero_()
-    self._attach_gradients()
 
 # %% ../nbs/38_fast.ipynb #9da3230b
 @patch
@@ -395,10 +429,12 @@ def _switched(self: FastEngine, call, compiled=True):
     try:
         torch.set_autocast_cache_enabled(False) # a cast that is kept would not be made again in a replay
         for layer in layers: layer.forward = types.MethodType(self._compiled_layer(type(layer)), layer)
+        embedding, grad = self.embedding
+        if embedding and compiled: embedding.forward = partial(_embedded, embedding, grad)
         with torch._dynamo.config.patch(recompile_limit=64), call.switched(layers), self.precision.applied(): yield
     finally:
         torch.set_autocast_cache_enabled(cached)
-        for layer in layers: layer.__dict__.pop('forward', None)
+        for module in [*layers, *[embedding] * bool(embedding)]: module.__dict__.pop('forward', None)
 
 # %% ../nbs/38_fast.ipynb #1d656434
 @patch
@@ -416,6 +452,7 @@ def _work(self: FastEngine, static, call, longest, first=True):
     held = inputs['lengths'] > 0 if static.floats else labels >= 0
     weights = torch.ones(1, device=self.device) if static.task == 'causal' else self.weights
     loss = masked_loss(static.task, logits, labels, held, self.smoothing, weights) / inputs['weight']
+    if first and self.embedding[0]: self.embedding[1].zero_()
     for p, _ in self.gradients if first else (): p.grad = None
     loss.backward()
     if first: self._take_gradients()

@@ -42,6 +42,7 @@ class FastEngine(Engine):
     longest: Any
     padding_ends: Any
     optimizer: Any
+    embedding: Any
     total: Any
     smoothing: Any
     weights: Any
@@ -84,6 +85,14 @@ class FastEngine(Engine):
 
     def predict(self, store: TokenStore, rows: np.ndarray, batch: int=64, on_device: bool=True):
         """Outputs of rows, in their order, see `Engine.predict`"""
+class _Rows(torch.autograd.Function):
+    """Rows of a table; their gradient is added to `grad` in place, and the table gets none"""
+
+    @staticmethod
+    def forward(ctx, table, ids, grad, padding): ...
+
+    @staticmethod
+    def backward(ctx, out): ...
 @torch.no_grad()
 @tf32_set(False)
 def rows_problem(engine: Engine, call: EndToEnd, store: TokenStore, exact: bool=True) -> str:

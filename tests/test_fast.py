@@ -1275,3 +1275,31 @@ def test_gradients_of_the_step_before_are_gone():
     same_weights(plain.model, fast.model)
     assert torch.equal(fast.model.unused, torch.ones_like(fast.model.unused))
 
+
+
+@pytest.mark.parametrize('tied', (False, True))
+def test_rows_of_the_word_embedding_get_the_gradients_of_the_plain_engine(tied):
+    "In place for a table that is read once; padding gets none; one that the model reads elsewhere too gets both parts"
+    def model():
+        made = example_model(dropout=0.)
+        if tied:
+            table, plain = made.get_input_embeddings().weight, made.forward
+            def forward(*args, **kwargs):
+                out = plain(*args, **kwargs)
+                out.logits = out.logits + table[7, :2]
+                return out
+            made.forward = forward
+        return made
+    rows, engines = np.arange(16), [Fast(model(), FP32, at_once=4, max_grad_norm=None), Engine(model(), FP32, max_grad_norm=None)]
+    assert engines[0].embedding[0] is engines[0].model.get_input_embeddings()
+    tables = []
+    for engine in engines:
+        engine.reset(lr=0.)
+        update = engine._update
+        def looked_at(engine=engine, update=update):
+            tables.append(engine.model.get_input_embeddings().weight.grad.clone())
+            update()
+        engine._update = looked_at
+        for _ in range(2): engine.step(STORE, rows) # the second writes over what the first left
+    assert tables[0].abs().sum() > 0 and (tables[0][7] != 0).any() >= tied
+    for got, want in zip(tables[:2], tables[2:]): torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
