@@ -327,14 +327,14 @@ if triton is not None:
                 if not KEYS:
                     less, norm, words = _less(out, x2, lse, delta, drawn, tl.load(seed) + shift, first, begin, i, n, at,
                                               heads, head, DROP, D)
-                upper, before = tl.zeros((B, B), x1.dtype), tl.zeros((B, B), x1.dtype)
-                if X: upper = _product(x1, x_table, far, reach, block * B, heads, head, B, D, SIGN, P)
+                before = tl.zeros((B, B), x1.dtype)
                 for start in range(0, n, B):
-                    j, distance = start + b, block * B - start
+                    j, distance, upper = start + b, block * B - start, before
+                    if X: upper = _product(x1, x_table, far, reach, distance, heads, head, B, D, SIGN, P)
                     y1 = _rows(qkv if KEYS else qkv + width, first, 3 * width, head, j, n, D)
                     y2 = _rows(grad if KEYS else qkv + 2 * width, first, width if KEYS else 3 * width, head, j, n, D)
-                    s, upper = _bias(tl.dot(x1, tl.trans(y1), input_precision=P), x1, y1, upper, x_table, y_table,
-                                     far, reach, distance, heads, head, X, Y, B, D, SIGN, P)
+                    s, _ = _bias(tl.dot(x1, tl.trans(y1), input_precision=P), x1, y1, upper, x_table, y_table,
+                                 far, reach, distance, heads, head, X, Y, B, D, SIGN, P)
                     if KEYS: less, norm, words = _stored(lse, delta, drawn, at, j, n, DROP)
                     ds, shares = _slope(
                         s, tl.dot(x2, tl.trans(y2), input_precision=P), less, norm, words,
