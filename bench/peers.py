@@ -469,6 +469,34 @@ def build(makers, limit, per_round, args, rows):
     return works, builds, sum(rounds)
 
 
+def compile_before(args, rows, names):
+    """Compile the static shapes of peers, one process a length at a time, so that the comparison reads them from torch's
+    cache on the disk: one after the other they take minutes a length. Seconds that it took"""
+    begin, running = time.perf_counter(), []
+    for name in names:
+        step = PEERS[name].get('multiple', 8)
+        options = [f'--shape={args.shape}', f'--rows={rows}', *['--small'] * args.small, f'--before={name}']
+        for length in range(step, (64 if args.small else 512) + 1, step):
+            running.append(subprocess.Popen([sys.executable, __file__, *options, f'--length={length}'],
+                                            stdout=subprocess.DEVNULL))
+    failed = sum(p.wait() != 0 for p in running)
+    print(f'{len(running) - failed} of {len(running)} shapes compiled before, in {time.perf_counter() - begin:.0f} s',
+          flush=True)
+    return time.perf_counter() - begin
+
+
+def compile_one(args):
+    "Two steps of a peer whose rows all have one length"
+    model, store = data_of(args)
+    rows = int(args.rows)
+    flat = torch.randint(10, 500 if args.small else 30000, (4 * rows * args.length,), dtype=torch.int32)
+    lengths = np.full(4 * rows, args.length)
+    store = TokenStore(flat, torch.arange(0, len(flat) + 1, args.length), torch.arange(4 * rows) % 2, None, lengths,
+                       ('a', 'b'), args.length, 0, lengths)
+    Peer(model, store, rows, torch.cuda.is_available(), **PEERS[args.before])(3)
+    wait()
+
+
 def best_of(result, names):
     "The quickest of `names` in a comparison, or None"
     of = [n for n in names if n in result.names]
@@ -481,10 +509,13 @@ def at_rows(rows, args, hw, budget, limit):
     model, store = data_of(args)
     per_round = max(4, args.per_round * 32 // rows)
     peers = {n: kw for n, kw in PEERS.items() if args.peers == 'all' or n in STRONG}
-    if args.small: peers = {n: kw for n, kw in peers.items() if 'compile' not in kw}
+    if args.only: peers = PEERS
+    elif args.small: peers = {n: kw for n, kw in peers.items() if 'compile' not in kw}
     makers = {'optkit': lambda: Ours(our_engine(data_of(args)[0], precision), store, rows)}
     makers |= {n: lambda kw=kw: Peer(data_of(args)[0], store, rows, args.bf16, **kw) for n, kw in peers.items()}
     makers = {n: makers[n] for n in chosen(args.only, makers)}
+    before = [n for n in makers if PEERS.get(n, {}).get('dynamic') is False]
+    before_s = compile_before(args, rows, before) if before else None
     works, builds, once = build(makers, limit, per_round, args, rows)
     if len(works) < 2: sys.exit(f'{rows} rows: nothing to compare with')
     print(f'a round takes {once:.1f} s, {min(budget, limit() - 10):.0f} s of rounds', flush=True)
@@ -510,7 +541,7 @@ def at_rows(rows, args, hw, budget, limit):
                                  label='rounding' if n.startswith('optkit') else 'changes training'))
             found.append(kept | dict(variant=f'{n}, {rows} rows', baseline=f'{base}, {rows} rows', ratio_before=None,
                                      ratio=asdict(result.ratio(n, base))))
-    return found, builds
+    return found, builds | (dict(compiled_before_s=before_s) if before else {})
 
 
 def main():
@@ -531,11 +562,14 @@ def main():
     parser.add_argument('--families', nargs='?', const=','.join(SHAPES), help='ours alone, of these shapes or of all')
     parser.add_argument('--cache', help='an empty folder in which --start leaves what was compiled')
     parser.add_argument('--once', help=argparse.SUPPRESS)
+    parser.add_argument('--before', help=argparse.SUPPRESS)
+    parser.add_argument('--length', type=int, help=argparse.SUPPRESS)
     parser.add_argument('--imported', action='store_true', help=argparse.SUPPRESS)
     parser.add_argument('--out', default='bench/results', help='folder of the record')
     args = parser.parse_args()
     if args.small and args.out == 'bench/results': args.out = tempfile.mkdtemp()
     if args.once: return start_once(args)
+    if args.before: return compile_one(args)
     if args.start: return start(args)
     if args.families: return families(args)
     if args.predict: return predicted(args)
