@@ -413,7 +413,8 @@ def predicted(args):
     works, logits = {}, {}
     def ours(_): logits['optkit'] = engine.predict(store, rows)
     works['optkit'] = ours
-    for name, (batch, in_order, kw) in PREDICTS.items():
+    for name in chosen(args.only, PREDICTS):
+        batch, in_order, kw = PREDICTS[name]
         data = Dataset(store)
         order = np.argsort(-store.lengths[rows], kind='stable') if in_order else rows
         subset = torch.utils.data.Subset(data, order.tolist())
