@@ -121,6 +121,7 @@ def _quantised(model): return getattr(model, 'is_quantized', False) or getattr(m
 class Engine:
     "A model, its optimizer and a snapshot of its start; built once, reset for every fold and trial"
     layout = Layout() # how `step` cuts rows; a `Trainer` sets that of its configuration
+    shapes = None # of `FastEngine`: its own way to cut steps, of which it reads only the rows; None: `layout` cuts them
     reason, notes = '', () # of `FastEngine`: why its steps are plain; what it does in another way than asked for
     peak: float | None = None # FLOP/s of the card, for MFU
     class_weights = host_weights = None # on the device, and in host memory: a step must not wait for the device
@@ -672,18 +673,12 @@ def preserved(self: Engine):
 
 # %% ../nbs/33_engine.ipynb #5a356543
 @patch
-def own_cut(self: Engine) -> Choice | None: # None: steps are cut by `layout`
-    "Rows at once of an engine that cuts steps its own way, and reads only their rows"
-
-@patch
-def attention_override(self: Engine, store: TokenStore) -> Choice | None: # None: the model's
-    "Attention that this engine puts in the place of the model's"
-
-@patch
 @contextmanager
 def eager_steps(self: Engine):
-    "Steps inside are those of this class, on rows that are padded as a micro-batch says"
-    yield self
+    "Steps inside are cut by `layout`, or are padded as a micro-batch says"
+    shapes, self.shapes = self.shapes, None
+    try: yield self
+    finally: self.shapes = shapes
 
 # %% ../nbs/33_engine.ipynb #3f2b35ad
 def attention_of(
@@ -692,7 +687,8 @@ def attention_of(
 ) -> Choice: # backends of torch's attention; "the model's own" where it calls none
     "Which attention really runs in a training step; afterwards everything is as before"
     data = store.to(engine.device)
-    if override := engine.attention_override(data): return override
+    if engine.shapes and (attention := engine.call_for(data).attention):
+        return Choice(attention, 'rows of any lengths go end to end through it, in the fast engine')
     learnt = np.arange(len(store)) if store.targets is None else np.flatnonzero(store.targets)
     step = [MicroBatch(learnt[:rows], store.max_length)]
     with engine.eager_steps(), engine.preserved(): ran = attention_ran(lambda: engine.step(data, step))

@@ -23,6 +23,7 @@ class Engine:
     """A model, its optimizer and a snapshot of its start; built once, reset for every fold and trial"""
     peak: float | None = ...
     layout: Any
+    shapes: Any
     reason: str
     notes: tuple
     class_weights: Any
@@ -106,14 +107,8 @@ Raises `InputError` for weights that this model does not have."""
     def preserved(self):
         """Everything is as before when the block ends, see `batch_finder.preserved`"""
 
-    def own_cut(self) -> Choice | None:
-        """Rows at once of an engine that cuts steps its own way, and reads only their rows"""
-
-    def attention_override(self, store: TokenStore) -> Choice | None:
-        """Attention that this engine puts in the place of the model's"""
-
     def eager_steps(self):
-        """Steps inside are those of this class, on rows that are padded as a micro-batch says"""
+        """Steps inside are cut by `layout`, or are padded as a micro-batch says"""
 def step_weight(store: TokenStore, step: np.ndarray | list[MicroBatch], class_weights: torch.Tensor | None=None) -> float:
     """What the loss of a step is divided by; more than 0"""
 def attention_of(engine: Engine, store: TokenStore, rows: int=2) -> Choice:

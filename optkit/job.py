@@ -339,7 +339,7 @@ def _do_speed(self: Job):
     with self._engine_now().preserved():
         for length in tqdm(candidates, desc='speed', disable=not self.progress, leave=False):
             # an engine that cuts steps its own way takes rows as they are in the store, however a step would pad them
-            speeds[length] = self._rows_per_s(self._token_store(length) if self.engine.own_cut() else store, length)
+            speeds[length] = self._rows_per_s(self._token_store(length) if self.engine.shapes else store, length)
             if self.config.budget_s and speeds[length] < 200: break # longer rows will not fit into the budget
     last = max(speeds)
     return dict(
@@ -452,7 +452,7 @@ def _do_batch(self: Job):
     store, rows = self._token_store(self._plan['max_length']), self._largest_step()
     on_device = store.to(self._engine_now().device)
     config, decisions, plan = plan_sizes(self.engine, on_device, self._base(), rows)
-    if self.engine.own_cut(): self.decide('steps', 'fast engine', decisions.pop()[1].reason)
+    if self.engine.shapes: self.decide('steps', 'fast engine', decisions.pop()[1].reason)
     if plan is None or self.config.layout == 'packed':
         with self.engine.eager_steps(): plan = plan_batch(self.engine, on_device, rows, layout='padded')
         reason = f'of the padded rows of the ladder; {plan.reason}'
@@ -472,7 +472,7 @@ def _decide_attention(self: Job, store):
     kernel, sdpa = attention_of(self.engine, store), self.engine.precision.sdpa
     order = f'; asked for, in this order: {", ".join(sdpa.value)} ({sdpa.reason})'
     self._note(ATTENTIONS, attentions_had(self.engine))
-    unasked = self.engine.own_cut() or kernel.value == "the model's own"
+    unasked = self.engine.shapes or kernel.value == "the model's own"
     self.decide('attention', kernel.value, kernel.reason + ('' if unasked else order))
 
 # %% ../nbs/81_job.ipynb #454daf43

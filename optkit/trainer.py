@@ -512,7 +512,7 @@ def _take_up(self: Trainer, saved):
         for what, choice in self.planned: self.decide(what, choice)
         if self.folder and not self.rank: self._write_config()
     elsewhere = self.store.tokens.device.type != self.engine.device.type
-    if elsewhere and self.engine.own_cut() is None: self._gather_ahead(self.config.workers or 0)
+    if elsewhere and self.engine.shapes is None: self._gather_ahead(self.config.workers or 0)
 
 # %% ../nbs/46_trainer.ipynb #a92d377d
 @patch
