@@ -170,12 +170,10 @@ def make_engine(
     **kwargs # further ones of `Engine`: ranks, votes
 ) -> Engine:
     """The engine that a configuration asks for, on this machine.
-    Raises `InputError` or `ValueError` for what the model or the machine cannot do."""
+    Raises `InputError` for what the model or the machine cannot do."""
     if not hasattr(model, 'config'): raise InputError(
         f'{type(model).__name__} is no model of transformers (it has no config); load one with from_pretrained')
-    if config.attention:
-        try: set_attention(model, config.attention)
-        except ValueError as exc: raise InputError(str(exc)) from None
+    if config.attention: set_attention(model, config.attention)
     base = shared_copy(model) if config.adapter else None
     model = with_adapter(model, config)
     if config.channels_last: model.to(memory_format=torch.channels_last)

@@ -7,7 +7,7 @@ __all__ = ['app', 'main']
 
 # %% ../nbs/84_cli.ipynb #9121367b
 import contextlib, errno, inspect, io, json, logging, os, shlex, signal, sys, threading, time
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -17,7 +17,7 @@ import typer
 from . import __version__
 from .base import InputError, read_json, seconds_of, to_json_types, write_json
 from .cards import known_gpu
-from .run_folder import check_folder
+from .run_folder import begin_run, check_folder, folder_lock
 
 # %% ../nbs/84_cli.ipynb #00b4645e
 class _LogFile(logging.FileHandler):
@@ -264,8 +264,7 @@ def _train_config(preset, settings, given):
     from optkit.presets import preset_of
     values, rest = _split_settings(settings, given, TrainConfig)
     parse_settings(rest) # names that are no fields
-    try: return TrainConfig(**values) if preset is None else preset_of(preset).replace(**values)
-    except ValueError as exc: raise InputError(str(exc)) from None
+    return TrainConfig(**values) if preset is None else preset_of(preset).replace(**values)
 
 # %% ../nbs/84_cli.ipynb #828ee15e
 @command()
@@ -424,15 +423,6 @@ def _splits(table, folds, held_out, seed):
     return [hold_out(strata, max(len(names), round(held_out * n)), n, 1, seed, table.groups)]
 
 # %% ../nbs/84_cli.ipynb #bf815d0e
-def _about(given, config):
-    "What a training's results depend on"
-    from optkit.job_plan import sha256_of, task_fingerprint
-    from optkit.trainer import ROUNDING_ONLY_FIELDS
-    names = 'text', 'label', 'pair', 'group', 'model', 'max_length', 'folds', 'held_out'
-    fields = {k: v for k, v in json.loads(config.to_json()).items() if k not in ROUNDING_ONLY_FIELDS}
-    return dict(kind='train', data=sha256_of(given.data), **{n: getattr(given, n) for n in names},
-                **task_fingerprint(given), **fields)
-
 def _metric_of(task, settings):
     "The metric of a task that has another one than classification, unless it is among the settings"
     from optkit.job_plan import default_metric
@@ -444,7 +434,7 @@ def _training(**given): # the options of `train`
     "A training, checked and built, with nothing written yet"
     from optkit.build import check_run, make_engine
     from optkit.hardware import detect
-    from optkit.job_plan import load_task, read_task
+    from optkit.job_plan import load_task, read_task, training_fingerprint
     from optkit.store import tokenise
     given = SimpleNamespace(**given)
     if given.max_length is not None and given.max_length < 3: raise InputError(
@@ -454,11 +444,10 @@ def _training(**given): # the options of `train`
     config = _train_config(given.preset, given.settings, values)
     splits = _splits(table, given.folds, given.held_out, config.seed)
     tokenizer, model, longest = load_task(given, table, config.adapter, hardware.device, config.seed)
-    about = _about(given, config)
+    about = training_fingerprint(given, config)
     resumed = check_folder(given.out, about)
     store = tokenise(table, tokenizer, longest, progress=False)
-    try: engine = make_engine(model, config, hardware)
-    except ValueError as exc: raise InputError(str(exc)) from None
+    engine = make_engine(model, config, hardware)
     check_run(engine, store.to(engine.device), config, *splits[0])
     return SimpleNamespace(out=Path(given.out), resumed=resumed, about=about, table=table, store=store, engine=engine,
                            config=config, tokenizer=tokenizer, splits=splits, hardware=hardware)
@@ -489,7 +478,6 @@ def _decisions(run, columns):
 # %% ../nbs/84_cli.ipynb #541f6c44
 def _begin_training(run, given):
     "Write what the run folder holds before the first step"
-    from optkit.job import begin_run
     begin_run(run.out, run.hardware, kind='train', title='Training run', command=_command_line(),
               settings=given | dict(config=run.config.values()), fingerprint=run.about)
     write_json(run.out / 'decisions.json', _decisions(run, (given['text'], given['pair'])))
@@ -558,10 +546,9 @@ _DATA = dict(
     seed=_number('of folds, samples and weights that are new'))
 def do_train(terminal, **given):
     "Train once with one configuration, or over folds"
-    from optkit.job import FolderLock
     from optkit.report import render
     run = _training(**given)
-    with FolderLock(run.out):
+    with folder_lock(run.out):
         if run.resumed: print(f'{run.out}: going on with the run that is there')
         else: _begin_training(run, given)
         train, held = run.splits[0]
@@ -582,27 +569,11 @@ def _with_preset(name, values, train):
     more = [f'{n}={getattr(preset, n)}' for n in preset.reasons if n not in given and n not in JOB_DECIDES]
     return preset.to_dict(), below | values, (*train, *more)
 
-# %% ../nbs/84_cli.ipynb #1cced643
-def _settings_of(run):
-    "The fields of `JobConfig` that a job has stored in its run folder. Raises `InputError`."
-    from optkit.job_plan import JobConfig
-    path = Path(run) / 'run.json'
-    if not path.is_file():
-        raise InputError(f'{run}: holds no run.json, so there is no study to work on; start one with optkit tune')
-    stored = read_json(path)
-    settings = (stored.get('settings') or {}) if isinstance(stored, dict) else None
-    if not isinstance(settings, dict):
-        raise InputError(f'{path}: cannot be read; start `optkit tune` with another folder')
-    names = {f.name for f in fields(JobConfig)}
-    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k in names}
-    if not {'data', 'text', 'label'} <= settings.keys() or stored.get('kind') == 'train':
-        raise InputError(f'{run}: is a single training, which has no study')
-    return settings | dict(out=str(run))
-
 # %% ../nbs/84_cli.ipynb #ab2bdcd5
 def _stored_strategy(run): # {}: none
     "The strategy that a run folder began with: the default of a later version may be another one"
-    try: return dict(strategy=_settings_of(run)['strategy'])
+    from optkit.job_plan import stored_settings
+    try: return dict(strategy=stored_settings(run)['strategy'])
     except (ValueError, KeyError, OSError): return {}
 
 def _job_config(make, given):
@@ -734,8 +705,9 @@ def do_worker(terminal, run, gpu):
     "Run trials of a study that `optkit tune` began, beside it"
     if gpu is not None: _use_gpu(gpu)
     from optkit.job import Job, JobConfig
+    from optkit.job_plan import stored_settings
     from optkit.space import best_complete, ended
-    study = Job(JobConfig(**_settings_of(run)), progress=not terminal.quiet).work()
+    study = Job(JobConfig(**stored_settings(run)), progress=not terminal.quiet).work()
     best = best_complete(study)
     count = sum(ended(t) is not None for t in study.get_trials(deepcopy=False))
     text = f'{count} trials have ended' + ('' if best is None else f'; the best is trial {best.number}')

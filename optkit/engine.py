@@ -34,12 +34,12 @@ def choose_8bit(
     device: str, # 'cuda' or another
     torchao: str, bitsandbytes: str # why the package cannot be imported; empty: it can
 ) -> Choice: # 'torchao' or 'bitsandbytes'
-    "The package of the 8-bit optimizer, with the reason. Raises `ValueError` where there is none."
+    "The package of the 8-bit optimizer, with the reason. Raises `InputError` where there is none."
     if not bitsandbytes and device == 'cuda':
         return Choice('bitsandbytes', 'one kernel a step for all weights, without compiling')
     why = f'bitsandbytes: {bitsandbytes or "needs a GPU"}'
     if not torchao: return Choice('torchao', why)
-    raise ValueError(f'adamw_8bit was asked for, but neither package can be used ({why}; torchao: {torchao}); '
+    raise InputError(f'adamw_8bit was asked for, but neither package can be used ({why}; torchao: {torchao}); '
                      'install one, or take adamw')
 
 # %% ../nbs/33_engine.ipynb #aa1ca23f
@@ -49,8 +49,8 @@ def make_optimizer(
     fused: bool = True, # AdamW in one kernel; False: foreach, the default of torch on a GPU
     device: str = 'cpu' # 'cuda' or another
 ): # two groups: with weight decay, and without
-    "AdamW over the weights of a model. Raises `ValueError` for a kind that is unknown or cannot be had."
-    if kind not in OPTIMIZERS: raise ValueError(f'optimizer is {kind!r}, expected one of {OPTIMIZERS}')
+    "AdamW over the weights of a model. Raises `InputError` for a kind that is unknown or cannot be had."
+    if kind not in OPTIMIZERS: raise InputError(f'optimizer is {kind!r}, expected one of {OPTIMIZERS}')
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [dict(params=[p for p in trained if p.ndim > 1], weight_decay=.01),
               dict(params=[p for p in trained if p.ndim < 2], weight_decay=0.)]
@@ -93,7 +93,7 @@ def set_checkpointing(
 ):
     "Switch gradient checkpointing of a model. Raises `InputError` for a model that has none."
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
-    if mode not in CHECKPOINTING: raise ValueError(f'checkpointing is {mode!r}, expected one of {CHECKPOINTING}')
+    if mode not in CHECKPOINTING: raise InputError(f'checkpointing is {mode!r}, expected one of {CHECKPOINTING}')
     def method(what):
         name = f'gradient_checkpointing_{what}'
         return getattr(model, name.replace('gradient', 'activation'), getattr(model, name, None))

@@ -11,9 +11,9 @@ import numpy as np, torch
 __all__ = ['OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_optimizer', 'choose_checkpointing', 'set_checkpointing', 'Engine', 'step_weight', 'attention_of', 'attentions_had']
 OPTIMIZERS: tuple
 def choose_8bit(device: str, torchao: str, bitsandbytes: str) -> Choice:
-    """The package of the 8-bit optimizer, with the reason. Raises `ValueError` where there is none."""
+    """The package of the 8-bit optimizer, with the reason. Raises `InputError` where there is none."""
 def make_optimizer(model: torch.nn.Module, kind: str='adamw', fused: bool=True, device: str='cpu'):
-    """AdamW over the weights of a model. Raises `ValueError` for a kind that is unknown or cannot be had."""
+    """AdamW over the weights of a model. Raises `InputError` for a kind that is unknown or cannot be had."""
 CHECKPOINTING: tuple
 def choose_checkpointing(fits: dict[str, int], effective: int, enough: int=8) -> Choice:
     """The mode that costs least and lets enough rows through. Raises `MemoryError` where not even one row fits."""

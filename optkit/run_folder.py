@@ -7,9 +7,27 @@ __all__ = ['read_run', 'standing']
 
 # %% ../nbs/47_run_folder.ipynb #478b0ba0
 import json, os
+from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 
-from .base import InputError, read_json
+from .base import InputError, read_json, write_json
+
+# %% ../nbs/47_run_folder.ipynb #dcfd8f42
+@contextmanager
+def folder_lock(
+    folder: str | Path # of the run; made if it is missing
+):
+    "One process a run folder; freed by the system when the process dies"
+    from filelock import FileLock, Timeout # takes a moment, which the help of a command does not need
+    lock, folder = FileLock(Path(folder) / '.lock'), Path(folder)
+    try: folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc: raise InputError(f'{folder}: the run folder cannot be made ({exc.strerror})') from None
+    try: lock.acquire(timeout=1) # a process that only asks whether it is taken holds it for a moment
+    except Timeout: raise InputError(
+        f'{folder}: another process is working in this run folder; wait for it or use --out with another one') from None
+    try: yield
+    finally: lock.release()
 
 # %% ../nbs/47_run_folder.ipynb #7607bdde
 def at_work(
@@ -42,6 +60,12 @@ def _difference(name, saved, wanted):
 # %% ../nbs/47_run_folder.ipynb #7607bdda
 RUN_VERSION = 1 # of what a run folder holds
 _ONLY_WHERE_GIVEN = 'train', 'task', 'completion', 'dtype', 'load_in' # of a fingerprint
+
+def begin_run(folder, hardware, **fields): # title, command, settings, fingerprint, ...
+    "Write what a new run folder holds first"
+    started = datetime.now(timezone.utc).isoformat(timespec='seconds')
+    write_json(folder / 'run.json', dict(version=RUN_VERSION, **fields, started=started))
+    write_json(folder / 'hardware.json', json.loads(hardware.to_json()))
 
 def _check_writable(folder):
     path = next(p for p in (folder, *folder.absolute().parents) if p.exists())

@@ -367,9 +367,7 @@ class ClaimsView(View):
 
     def look(self):
         if self.folder and not Path(self.folder).is_dir(): raise InputError(f'{self.folder}: no such folder of records')
-        try: table = read_committed(self.folder)
-        except ValueError as exc: raise InputError(str(exc)) from None
-        return _claim_records(table)
+        return _claim_records(read_committed(self.folder))
 
 # %% ../nbs/83_views.ipynb #06a39c6a
 @patch
