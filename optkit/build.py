@@ -292,7 +292,7 @@ def check_run(
             warnings.warn(f'{both} of the {len(valid)} rows to evaluate on are also trained on, so the score says '
                           'little about new rows', stacklevel=2)
         if config.metric in ('auroc', 'average_precision'): _check_auroc(engine, store, valid, config.metric)
-    check_augment(config.augment, config.augment_by, store, engine.device.type)
+    check_augment(config.augment, store, engine.device.type)
     for wrong, message in _mismatches(engine, store, config, train):
         if wrong: raise InputError(message)
     _check_head(engine.model, store)

@@ -224,7 +224,7 @@ def set(self: FastEngine,
 ):
     "Values of the next steps, see `Engine.set`; they go into tensors that the graphs read"
     Engine.set(self, **values)
-    if not self.gradients: return # plain, or not yet made
+    if not self.gradients or values.keys() == {'lr'}: return # plain, not yet made, or a new rate as in each step
     self.smoothing.fill_(self.label_smoothing)
     classes, weights = getattr(self.model.config, 'num_labels', 1), self.class_weights
     if weights is None: weights = torch.ones(classes, device=self.device)
@@ -234,13 +234,6 @@ def set(self: FastEngine,
     self.weights.copy_(weights)
 
 # %% ../nbs/38_fast.ipynb #8c0fa108
-@patch
-def set_lr(self: FastEngine,
-    lr: float # learning rate
-):
-    "Learning rate of the next step"
-    Engine.set(self, lr=lr) # no other tensor is filled
-
 @patch
 def reset(self: FastEngine,
     *args, # as of `Engine.reset`

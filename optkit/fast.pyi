@@ -52,9 +52,6 @@ class FastEngine(Engine):
     def set(self, **values):
         """Values of the next steps, see `Engine.set`; they go into tensors that the graphs read"""
 
-    def set_lr(self, lr: float):
-        """Learning rate of the next step"""
-
     def reset(self, *args, rows: int=0, **values):
         """As `Engine.reset`; `rows`: of a full step, so that its shapes do not hang on which step comes first"""
 

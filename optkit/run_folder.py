@@ -6,12 +6,12 @@
 __all__ = ['read_run', 'standing']
 
 # %% ../nbs/47_run_folder.ipynb #478b0ba0
-import json, os
+import json
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from .base import InputError, read_json, write_json
+from .base import check_writable, InputError, read_json, write_json
 
 # %% ../nbs/47_run_folder.ipynb #dcfd8f42
 @contextmanager
@@ -67,12 +67,6 @@ def begin_run(folder, hardware, **fields): # title, command, settings, fingerpri
     write_json(folder / 'run.json', dict(version=RUN_VERSION, **fields, started=started))
     write_json(folder / 'hardware.json', json.loads(hardware.to_json()))
 
-def _check_writable(folder):
-    path = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not path.is_dir(): raise InputError(f'{path}: is a file, expected a folder for the run')
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise InputError(f'{path}: cannot be written to; use --out with another folder')
-
 # %% ../nbs/47_run_folder.ipynb #1d69d38a
 def _saved_fingerprint(folder):
     try:
@@ -91,7 +85,7 @@ def check_folder(
 ) -> bool: # whether there is a run to go on with
     "Whether a run folder is new or belongs to this study. Raises `InputError` otherwise; writes nothing."
     folder = Path(folder)
-    _check_writable(folder)
+    check_writable(folder)
     if not folder.exists(): return False
     if not (folder / 'run.json').is_file():
         if any(p.name != '.lock' for p in folder.iterdir()):

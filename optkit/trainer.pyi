@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np, torch
 
-__all__ = ['log', 'ROUNDING_ONLY_FIELDS', 'ENGINE_FIELDS', 'FitResult', 'Trainer', 'settings_that_count', 'with_rows', 'trial_config', 'fold_runner']
+__all__ = ['log', 'ROUNDING_ONLY_FIELDS', 'ENGINE_FIELDS', 'FitResult', 'Trainer', 'with_rows', 'trial_config', 'fold_runner']
 @dataclass(frozen=True)
 class FitResult:
     """A finished run; the engine holds its best weights"""
