@@ -102,12 +102,17 @@ def check_folder(
 # %% ../nbs/47_run_folder.ipynb #34879033
 _RUN_FILES = ('run', 'hardware', 'decisions', 'batch', 'train', 'train_config', 'study', 'study_so_far', 'ladder')
 
-def _read_part(path):
-    "The content of a file of a run, or None: a dictionary, of the decisions a list of them"
-    try: value = read_json(path) if path.is_file() else None
-    except ValueError: return None # half a file, or somebody else's
-    if path.stem != 'decisions': return value if isinstance(value, dict) else None
-    return [d for d in value if isinstance(d, dict)] if isinstance(value, list) else None
+def read_part(path, kind=dict):
+    "The content of a JSON file of a run. Raises `ValueError` where it is no `kind`."
+    content = read_json(path)
+    if isinstance(content, str): content = json.loads(content) # a file of JSON text that was written as JSON
+    if isinstance(content, kind): return content
+    raise ValueError(f'it holds a {type(content).__name__}, expected a {kind.__name__}')
+
+def _part_or_none(path): # of the decisions a list of dictionaries, of other files one
+    try: value = read_part(path, list if path.stem == 'decisions' else dict)
+    except (OSError, ValueError): return None # half a file, or somebody else's
+    return value if isinstance(value, dict) else [d for d in value if isinstance(d, dict)]
 
 # %% ../nbs/47_run_folder.ipynb #b2ca34d9
 def read_run(
@@ -117,7 +122,7 @@ def read_run(
     from optkit.progress import read_progress # loads torch, which the help of a command does not need
     folder = Path(folder)
     if not folder.is_dir(): raise InputError(f'{folder}: no such run folder')
-    run = {name: _read_part(folder / f'{name}.json') for name in _RUN_FILES}
+    run = {name: _part_or_none(folder / f'{name}.json') for name in _RUN_FILES}
     try: run['progress'] = read_progress(folder)
     except (InputError, TypeError, AttributeError): run['progress'] = None
     if all(v is None for v in run.values()): raise InputError(f'{folder}: holds no file of a run')
