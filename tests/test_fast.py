@@ -17,7 +17,7 @@ from optkit.steps import Layout, LAYOUTS, steps
 from optkit.store import with_labels
 from optkit.models import example_model
 from optkit.engine import Engine
-from optkit.shapes import choose_shapes, cut, EndToEnd, padded_shapes, PaddedCall, Shape, StaticBatch
+from optkit.shapes import choose_shapes, cut, EndToEnd, padded_shapes, PaddedCall, Shape, ShapeLayout, StaticBatch
 from optkit.disentangled import triton
 from optkit.fast import _same_layers, end_to_end_problem, fast_problem, FastEngine, rows_problem
 from optkit.hardware import detect, hardware_with
@@ -908,6 +908,15 @@ def test_out_of_memory_takes_fewer_rows_at_once(monkeypatch):
     assert fast.shapes.rows == 4 and any('at most 4 rows' in n for n in fast.notes) and max(tried) >= 8
     monkeypatch.setattr(FastEngine, '_build', lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError('CUDA out of memory')))
     with pytest.raises(torch.OutOfMemoryError): losses(Fast(example_model(dropout=0.), FP32))
+
+
+def test_half_a_layout_keeps_the_shapes_that_fit():
+    layout = ShapeLayout(16, automatic=True)
+    for rows in (4, 32): layout.chosen(STORE, rows)
+    half = layout.halved('no memory').value
+    assert (half.rows, half.automatic) == (8, False) and [rows for _, rows in half.known] == [4] and len(layout.known) == 2
+    assert half.halved('no memory').value.rows == 2 # what was used counts, not what was allowed
+    with pytest.raises(MemoryError, match='no memory'): ShapeLayout(1).halved('no memory')
 
 
 def test_a_trainer_gives_rows_only_and_halves_the_rows_at_once(monkeypatch):
