@@ -358,7 +358,7 @@ def family(shape, args, precision, rounds=5):
     if args.bf16: by_kernel = kernels(work, 4, top=40)
     of_attention = {n: t for n, t in by_kernel.items() if any(word in n for word in ATTENTION)}
     about = dict(call='EndToEnd' if isinstance(call, EndToEnd) else 'padded', notes=engine.notes, reason=engine.reason,
-                 attention=getattr(engine.attention_override(store), 'value', None),
+                 attention=call.attention or None,
                  longest=dict(list(by_kernel.items())[:3]), attention_kernels=of_attention,
                  loss=loss_of(work.losses), shapes=[str(s) for s in engine.shapes_for(store, 32)])
     return seconds, about

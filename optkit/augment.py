@@ -71,7 +71,6 @@ def augmented(
 # %% ../nbs/24_augment.ipynb #87632986
 def check_augment(
     share: float, # as for `augmented`
-    by: str, # one of `AUGMENTS`
     store: TokenStore,
     device: str # type of the engine's device, such as 'cuda'
 ):

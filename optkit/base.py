@@ -137,21 +137,35 @@ def to_json_types(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type): return to_json_types(dataclasses.asdict(value))
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
-# %% ../nbs/00_base.ipynb #b2aab3f4
-def write_json(path: str | Path, obj: Any) -> Path:
-    "Write `obj` as JSON to `path` in one step; `TypeError`, and no file touched, for what JSON cannot hold"
+# %% ../nbs/00_base.ipynb #bf58b706
+def check_writable(
+    folder: str | Path # may be missing
+):
+    "Raise `InputError` where a folder, or the nearest one that is there, cannot be written to; makes nothing"
+    folder = Path(folder)
+    nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not nearest.is_dir(): raise InputError(f'{nearest}: is a file, expected a folder')
+    if not os.access(nearest, os.W_OK | os.X_OK): raise InputError(
+        f'{nearest}: cannot be written to; use --out with another folder')
+
+def write_whole(path: str | Path, content: str | bytes) -> Path:
+    "Write a file in one step: until then it is as it was"
     path = Path(path)
-    text = json.dumps(to_json_types(obj), indent=1, ensure_ascii=False, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
-        with open(temporary, 'w', encoding='utf-8') as file:
-            file.write(text + '\n')
+        with open(temporary, 'wb') as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally: temporary.unlink(missing_ok=True)
     return path
+
+# %% ../nbs/00_base.ipynb #b2aab3f4
+def write_json(path: str | Path, obj: Any) -> Path:
+    "Write `obj` as JSON to `path` in one step; `TypeError`, and no file touched, for what JSON cannot hold"
+    return write_whole(path, json.dumps(to_json_types(obj), indent=1, ensure_ascii=False, allow_nan=False) + '\n')
 
 # %% ../nbs/00_base.ipynb #38901d48
 def read_json(path: str | Path) -> Any:

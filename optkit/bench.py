@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .base import error_line, InputError, moved, seconds_of, size, write_json
+from .base import check_writable, error_line, InputError, moved, seconds_of, size, write_json
 from .cards import Hardware
 from .hardware import detect
 from .records import provenance
@@ -302,20 +302,7 @@ def ready_bench(
     bench.loss_steps = 12 if bench.cuda else 6 if bench.step_s < .3 else 4 if bench.step_s < .8 else 2
     return bench
 
-# %% ../nbs/74_bench.ipynb #be9a0b0d
-def _check_place(path):
-    "Raise `InputError` where a ledger could not be written; makes nothing"
-    nearest = path if path.exists() else next(p for p in path.absolute().parents if p.exists())
-    if nearest.is_file() and nearest != path:
-        raise InputError(f'--out {path}: {nearest} is a file, expected a folder')
-    if not os.access(nearest, os.W_OK):
-        raise InputError(f'--out {path}: {nearest} cannot be written to; use --out with another folder')
-
 # %% ../nbs/74_bench.ipynb #07a4249f
-def _make_folder(path):
-    try: path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as exc: raise InputError(f'--out {path}: its folder cannot be made ({exc.strerror})') from None
-
 def demo_data_notice(settings):
     "What a ledger was measured on in place of one's own data; '': there were data, or the workload has its own"
     if settings.get('workload') != 'mine' or settings.get('data', ()) is not None: return ''
@@ -390,10 +377,9 @@ def bench(
     if earlier:
         check_same_run(path, earlier, settings)
         max_length, effective = earlier['settings'].get('sized') or (max_length, effective)
-    _check_place(path)
+    check_writable(path.parent)
     if notice := demo_data_notice(settings): say(notice)
     ready = ready_bench(workload, hw, budget_s, model, data, rows, max_length, effective)
-    _make_folder(path)
     origin = provenance(hw, command or shlex.join(['optkit', *sys.argv[1:]]))
     origin |= dict(workload=ready.words, sized=ready.sized)
     ledger = earlier or _new_ledger(settings, ready)

@@ -170,12 +170,10 @@ def make_engine(
     **kwargs # further ones of `Engine`: ranks, votes
 ) -> Engine:
     """The engine that a configuration asks for, on this machine.
-    Raises `InputError` or `ValueError` for what the model or the machine cannot do."""
+    Raises `InputError` for what the model or the machine cannot do."""
     if not hasattr(model, 'config'): raise InputError(
         f'{type(model).__name__} is no model of transformers (it has no config); load one with from_pretrained')
-    if config.attention:
-        try: set_attention(model, config.attention)
-        except ValueError as exc: raise InputError(str(exc)) from None
+    if config.attention: set_attention(model, config.attention)
     base = shared_copy(model) if config.adapter else None
     model = with_adapter(model, config)
     if config.channels_last: model.to(memory_format=torch.channels_last)
@@ -294,7 +292,7 @@ def check_run(
             warnings.warn(f'{both} of the {len(valid)} rows to evaluate on are also trained on, so the score says '
                           'little about new rows', stacklevel=2)
         if config.metric in ('auroc', 'average_precision'): _check_auroc(engine, store, valid, config.metric)
-    check_augment(config.augment, config.augment_by, store, engine.device.type)
+    check_augment(config.augment, store, engine.device.type)
     for wrong, message in _mismatches(engine, store, config, train):
         if wrong: raise InputError(message)
     _check_head(engine.model, store)

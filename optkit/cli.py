@@ -7,7 +7,7 @@ __all__ = ['app', 'main']
 
 # %% ../nbs/84_cli.ipynb #9121367b
 import contextlib, errno, inspect, io, json, logging, os, shlex, signal, sys, threading, time
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -15,9 +15,9 @@ from typing import Annotated
 import typer
 
 from . import __version__
-from .base import InputError, read_json, seconds_of, to_json_types, write_json
+from .base import check_writable, InputError, read_json, seconds_of, to_json_types, write_json
 from .cards import known_gpu
-from .run_folder import check_folder
+from .run_folder import begin_run, check_folder, folder_lock
 
 # %% ../nbs/84_cli.ipynb #00b4645e
 class _LogFile(logging.FileHandler):
@@ -110,9 +110,9 @@ app = typer.Typer(
 # %% ../nbs/84_cli.ipynb #6cb27a34
 REQUIRED = inspect.Parameter.empty
 
-def _option(kind, help='', *names, default=None, metavar=None): # None: what is left out is decided later
+def _option(kind, help='', *names, default=None, **more): # None: what is left out is decided later
     kind = kind | None if default is None else kind
-    return Annotated[kind, typer.Option(*names, help=help, metavar=metavar)], default
+    return Annotated[kind, typer.Option(*names, help=help, **more)], default
 
 def _text(help, metavar=None, **more): return _option(str, help, metavar=metavar, **more)
 def _number(help, metavar=None, **more): return _option(int, help, metavar=metavar, **more)
@@ -264,8 +264,7 @@ def _train_config(preset, settings, given):
     from optkit.presets import preset_of
     values, rest = _split_settings(settings, given, TrainConfig)
     parse_settings(rest) # names that are no fields
-    try: return TrainConfig(**values) if preset is None else preset_of(preset).replace(**values)
-    except ValueError as exc: raise InputError(str(exc)) from None
+    return TrainConfig(**values) if preset is None else preset_of(preset).replace(**values)
 
 # %% ../nbs/84_cli.ipynb #828ee15e
 @command()
@@ -314,17 +313,6 @@ def do_status(terminal, words, preset, card, follow):
     table = status(config, runs[0], gpu and hardware_with(gpu))
     return table.text(terminal.color), table.to_dict()
 
-# %% ../nbs/84_cli.ipynb #dece96a1
-def _record_path(path):
-    "Where a record will be written, checked before minutes of measuring"
-    out = Path(path)
-    try:
-        if out.is_dir(): raise InputError(f'--out {out}: is a folder, expected the name of a .json file')
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as exc: raise InputError(f'--out {out}: its folder cannot be made ({exc.strerror})') from None
-    if not os.access(out.parent, os.W_OK): raise InputError(f'--out {out}: its folder cannot be written to')
-    return out
-
 # %% ../nbs/84_cli.ipynb #9a9b926b
 def _check_ladder_options(args):
     "Refuse options of a workload and values out of range; fill in defaults"
@@ -333,9 +321,6 @@ def _check_ladder_options(args):
         raise InputError(f'--{stray[0]} is for a workload; give --workload too{more}')
     for name, default in (('max_length', 512), ('effective_batch', 32)):
         if getattr(args, name) is None: setattr(args, name, default)
-    for name, low in (('effective_batch', 1), ('rounds', 5), ('max_length', 8)):
-        if (value := getattr(args, name)) < low:
-            raise InputError(f'--{name.replace("_", "-")} is {value}, expected at least {low}')
     if not 0 < args.seconds < float('inf'): raise InputError(f'--seconds is {args.seconds}, expected more than 0')
 
 # %% ../nbs/84_cli.ipynb #ac44d6b8
@@ -353,7 +338,9 @@ def _bench_ladder(args):
     hardware, tokenizer, effective = detect(), load_tokenizer(args.model), args.effective_batch
     table = read_table(DEMO_DATA, 'subject', 'label', 'body')
     if not 1 <= args.rows <= len(table): raise InputError(f'--rows is {args.rows}, expected 1 to {len(table)}')
-    out = _record_path(args.out or f'bench/results/demo-ladder-{hardware.card}.json')
+    out = Path(args.out or f'bench/results/demo-ladder-{hardware.card}.json')
+    if out.is_dir(): raise InputError(f'--out {out}: is a folder, expected the name of a .json file')
+    check_writable(out.parent)
     model = load_model(args.model, table.classes, tokenizer)
     store = tokenise(table, tokenizer, min(args.max_length, model_length(model, tokenizer)), args.progress)
     ladder = measure_ladder(
@@ -386,11 +373,11 @@ def _bench_claims(args):
 _WORKLOADS = ('w1', 'w2', 'w3', 'mine')
 _BENCH = dict(
     model=_text("local folder or name on the hub ('demo')", default='demo'),
-    max_length=_number('tokens a row (512)', 'TOKENS'),
-    effective_batch=_number('rows of an optimizer step (32)', 'ROWS'),
+    max_length=_number('tokens a row (512)', 'TOKENS', min=8),
+    effective_batch=_number('rows of an optimizer step (32)', 'ROWS', min=1),
     rows=_number('rows of the demo data', default=1600),
     seconds=_option(float, 'time for the rounds', default=120.),
-    rounds=_number('rounds at most', default=60),
+    rounds=_number('rounds at most', default=60, min=5),
     compile=_flag('--compile', 'with torch.compile also without a GPU'),
     out=_text('file; bench/results/demo-ladder-<card>.json when left out. '
               'Of a workload: file or folder; runs/bench-<workload>-<card>'),
@@ -416,7 +403,6 @@ def _splits(table, folds, held_out, seed):
     "(training rows, evaluation rows) of each fold, or of one split"
     import numpy as np
     from optkit.folds import check_folds, hold_out, stratified_folds, table_strata
-    if folds is not None and folds < 2: raise InputError(f'--folds is {folds}, expected at least 2')
     if not 0 < held_out < 1: raise InputError(f'--held-out is {held_out}, expected a share between 0 and 1')
     n, (strata, names) = len(table), table_strata(table, folds or 2)
     check_folds(strata, names, folds or 2, table.source, held_out=False, groups=table.groups)
@@ -424,15 +410,6 @@ def _splits(table, folds, held_out, seed):
     return [hold_out(strata, max(len(names), round(held_out * n)), n, 1, seed, table.groups)]
 
 # %% ../nbs/84_cli.ipynb #bf815d0e
-def _about(given, config):
-    "What a training's results depend on"
-    from optkit.job_plan import sha256_of, task_fingerprint
-    from optkit.trainer import ROUNDING_ONLY_FIELDS
-    names = 'text', 'label', 'pair', 'group', 'model', 'max_length', 'folds', 'held_out'
-    fields = {k: v for k, v in json.loads(config.to_json()).items() if k not in ROUNDING_ONLY_FIELDS}
-    return dict(kind='train', data=sha256_of(given.data), **{n: getattr(given, n) for n in names},
-                **task_fingerprint(given), **fields)
-
 def _metric_of(task, settings):
     "The metric of a task that has another one than classification, unless it is among the settings"
     from optkit.job_plan import default_metric
@@ -444,21 +421,18 @@ def _training(**given): # the options of `train`
     "A training, checked and built, with nothing written yet"
     from optkit.build import check_run, make_engine
     from optkit.hardware import detect
-    from optkit.job_plan import load_task, read_task
+    from optkit.job_plan import load_task, read_task, training_fingerprint
     from optkit.store import tokenise
     given = SimpleNamespace(**given)
-    if given.max_length is not None and given.max_length < 3: raise InputError(
-        f'--max-length is {given.max_length}, expected at least 3: two special tokens and one of the text')
     hardware, table = detect(), read_task(given)
     values = dict(epochs=given.epochs, seed=given.seed) | _metric_of(given.task, given.settings)
     config = _train_config(given.preset, given.settings, values)
     splits = _splits(table, given.folds, given.held_out, config.seed)
     tokenizer, model, longest = load_task(given, table, config.adapter, hardware.device, config.seed)
-    about = _about(given, config)
+    about = training_fingerprint(given, config)
     resumed = check_folder(given.out, about)
     store = tokenise(table, tokenizer, longest, progress=False)
-    try: engine = make_engine(model, config, hardware)
-    except ValueError as exc: raise InputError(str(exc)) from None
+    engine = make_engine(model, config, hardware)
     check_run(engine, store.to(engine.device), config, *splits[0])
     return SimpleNamespace(out=Path(given.out), resumed=resumed, about=about, table=table, store=store, engine=engine,
                            config=config, tokenizer=tokenizer, splits=splits, hardware=hardware)
@@ -489,7 +463,6 @@ def _decisions(run, columns):
 # %% ../nbs/84_cli.ipynb #541f6c44
 def _begin_training(run, given):
     "Write what the run folder holds before the first step"
-    from optkit.job import begin_run
     begin_run(run.out, run.hardware, kind='train', title='Training run', command=_command_line(),
               settings=given | dict(config=run.config.values()), fingerprint=run.about)
     write_json(run.out / 'decisions.json', _decisions(run, (given['text'], given['pair'])))
@@ -552,16 +525,15 @@ _DATA = dict(
     out=_text('run folder; a second start with the same one goes on', default='runs/train'),
     preset=_PRESET,
     epochs=_number('epochs'),
-    max_length=_number('tokens a row', 'TOKENS'),
-    folds=_number('evaluate each row once, over this many folds'),
+    max_length=_number('tokens a row, two special ones among them', 'TOKENS', min=3),
+    folds=_number('evaluate each row once, over this many folds', min=2),
     held_out=_option(float, 'share of the rows to evaluate on, without folds', default=.2),
     seed=_number('of folds, samples and weights that are new'))
 def do_train(terminal, **given):
     "Train once with one configuration, or over folds"
-    from optkit.job import FolderLock
     from optkit.report import render
     run = _training(**given)
-    with FolderLock(run.out):
+    with folder_lock(run.out):
         if run.resumed: print(f'{run.out}: going on with the run that is there')
         else: _begin_training(run, given)
         train, held = run.splits[0]
@@ -582,27 +554,11 @@ def _with_preset(name, values, train):
     more = [f'{n}={getattr(preset, n)}' for n in preset.reasons if n not in given and n not in JOB_DECIDES]
     return preset.to_dict(), below | values, (*train, *more)
 
-# %% ../nbs/84_cli.ipynb #1cced643
-def _settings_of(run):
-    "The fields of `JobConfig` that a job has stored in its run folder. Raises `InputError`."
-    from optkit.job_plan import JobConfig
-    path = Path(run) / 'run.json'
-    if not path.is_file():
-        raise InputError(f'{run}: holds no run.json, so there is no study to work on; start one with optkit tune')
-    stored = read_json(path)
-    settings = (stored.get('settings') or {}) if isinstance(stored, dict) else None
-    if not isinstance(settings, dict):
-        raise InputError(f'{path}: cannot be read; start `optkit tune` with another folder')
-    names = {f.name for f in fields(JobConfig)}
-    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k in names}
-    if not {'data', 'text', 'label'} <= settings.keys() or stored.get('kind') == 'train':
-        raise InputError(f'{run}: is a single training, which has no study')
-    return settings | dict(out=str(run))
-
 # %% ../nbs/84_cli.ipynb #ab2bdcd5
 def _stored_strategy(run): # {}: none
     "The strategy that a run folder began with: the default of a later version may be another one"
-    try: return dict(strategy=_settings_of(run)['strategy'])
+    from optkit.job_plan import stored_settings
+    try: return dict(strategy=stored_settings(run)['strategy'])
     except (ValueError, KeyError, OSError): return {}
 
 def _job_config(make, given):
@@ -673,16 +629,14 @@ def do_tune(terminal, **given):
 @command(
     run=_argument(str, 'run folder, or a study.db', 'RUN'),
     name=_text('of the study (the only one)'),
-    trials=_number('trials in all; twice as many as ended when left out'),
-    workers=_number('that share the rest', default=1),
+    trials=_number('trials in all; twice as many as ended when left out', min=1),
+    workers=_number('that share the rest', default=1, min=1),
     strategy=_text('that is tried on the finished trials', default='deferred'))
 def do_forecast(terminal, run, name, trials, workers, strategy):
     "How long the study of a run folder takes from here, and what another strategy would have cost"
     from optkit.forecast import forecast, time_words
     from optkit.space import what_if
     from optkit.storage import open_study
-    for what, value in (('trials', trials), ('workers', workers)):
-        if value is not None and value < 1: raise InputError(f'--{what} is {value}, expected at least 1')
     study = open_study(run, name)
     result = forecast(study, trials, workers=workers)
     one = len(study.directions) == 1
@@ -734,8 +688,9 @@ def do_worker(terminal, run, gpu):
     "Run trials of a study that `optkit tune` began, beside it"
     if gpu is not None: _use_gpu(gpu)
     from optkit.job import Job, JobConfig
+    from optkit.job_plan import stored_settings
     from optkit.space import best_complete, ended
-    study = Job(JobConfig(**_settings_of(run)), progress=not terminal.quiet).work()
+    study = Job(JobConfig(**stored_settings(run)), progress=not terminal.quiet).work()
     best = best_complete(study)
     count = sum(ended(t) is not None for t in study.get_trials(deepcopy=False))
     text = f'{count} trials have ended' + ('' if best is None else f'; the best is trial {best.number}')

@@ -68,7 +68,7 @@ class Hyperparameters:
 
     def __post_init__(self):
         for f in fields(self): object.__setattr__(self, f.name, plain_value(getattr(self, f.name)))
-        if message := next(self._errors(), None): raise ValueError(message)
+        if message := next(self._errors(), None): raise InputError(message)
 
 # %% ../nbs/43_config.ipynb #4f24e50d
 @patch
@@ -97,7 +97,7 @@ def _layout(layout, before, sizes):
     "The layout that is meant by a layout, its name or its fields, and by sizes of `SIZES` that are not as before"
     if isinstance(layout, dict): layout = Layout(**layout)
     elif isinstance(layout, str) and layout in LAYOUTS: layout = before.named(layout)
-    if not isinstance(layout, Layout): raise ValueError(f'layout is {layout!r}, expected one of {LAYOUTS}')
+    if not isinstance(layout, Layout): raise InputError(f'layout is {layout!r}, expected one of {LAYOUTS}')
     changed = {SIZES[name]: size for name, size in sizes.items() if plain_value(size) != getattr(before, SIZES[name])}
     return layout.resized(**changed) if changed else layout
 

@@ -34,12 +34,12 @@ def choose_8bit(
     device: str, # 'cuda' or another
     torchao: str, bitsandbytes: str # why the package cannot be imported; empty: it can
 ) -> Choice: # 'torchao' or 'bitsandbytes'
-    "The package of the 8-bit optimizer, with the reason. Raises `ValueError` where there is none."
+    "The package of the 8-bit optimizer, with the reason. Raises `InputError` where there is none."
     if not bitsandbytes and device == 'cuda':
         return Choice('bitsandbytes', 'one kernel a step for all weights, without compiling')
     why = f'bitsandbytes: {bitsandbytes or "needs a GPU"}'
     if not torchao: return Choice('torchao', why)
-    raise ValueError(f'adamw_8bit was asked for, but neither package can be used ({why}; torchao: {torchao}); '
+    raise InputError(f'adamw_8bit was asked for, but neither package can be used ({why}; torchao: {torchao}); '
                      'install one, or take adamw')
 
 # %% ../nbs/33_engine.ipynb #aa1ca23f
@@ -49,8 +49,8 @@ def make_optimizer(
     fused: bool = True, # AdamW in one kernel; False: foreach, the default of torch on a GPU
     device: str = 'cpu' # 'cuda' or another
 ): # two groups: with weight decay, and without
-    "AdamW over the weights of a model. Raises `ValueError` for a kind that is unknown or cannot be had."
-    if kind not in OPTIMIZERS: raise ValueError(f'optimizer is {kind!r}, expected one of {OPTIMIZERS}')
+    "AdamW over the weights of a model. Raises `InputError` for a kind that is unknown or cannot be had."
+    if kind not in OPTIMIZERS: raise InputError(f'optimizer is {kind!r}, expected one of {OPTIMIZERS}')
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [dict(params=[p for p in trained if p.ndim > 1], weight_decay=.01),
               dict(params=[p for p in trained if p.ndim < 2], weight_decay=0.)]
@@ -93,7 +93,7 @@ def set_checkpointing(
 ):
     "Switch gradient checkpointing of a model. Raises `InputError` for a model that has none."
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
-    if mode not in CHECKPOINTING: raise ValueError(f'checkpointing is {mode!r}, expected one of {CHECKPOINTING}')
+    if mode not in CHECKPOINTING: raise InputError(f'checkpointing is {mode!r}, expected one of {CHECKPOINTING}')
     def method(what):
         name = f'gradient_checkpointing_{what}'
         return getattr(model, name.replace('gradient', 'activation'), getattr(model, name, None))
@@ -121,6 +121,7 @@ def _quantised(model): return getattr(model, 'is_quantized', False) or getattr(m
 class Engine:
     "A model, its optimizer and a snapshot of its start; built once, reset for every fold and trial"
     layout = Layout() # how `step` cuts rows; a `Trainer` sets that of its configuration
+    shapes = None # of `FastEngine`: its own way to cut steps, of which it reads only the rows; None: `layout` cuts them
     reason, notes = '', () # of `FastEngine`: why its steps are plain; what it does in another way than asked for
     peak: float | None = None # FLOP/s of the card, for MFU
     class_weights = host_weights = None # on the device, and in host memory: a step must not wait for the device
@@ -672,18 +673,12 @@ def preserved(self: Engine):
 
 # %% ../nbs/33_engine.ipynb #5a356543
 @patch
-def own_cut(self: Engine) -> Choice | None: # None: steps are cut by `layout`
-    "Rows at once of an engine that cuts steps its own way, and reads only their rows"
-
-@patch
-def attention_override(self: Engine, store: TokenStore) -> Choice | None: # None: the model's
-    "Attention that this engine puts in the place of the model's"
-
-@patch
 @contextmanager
 def eager_steps(self: Engine):
-    "Steps inside are those of this class, on rows that are padded as a micro-batch says"
-    yield self
+    "Steps inside are cut by `layout`, or are padded as a micro-batch says"
+    shapes, self.shapes = self.shapes, None
+    try: yield self
+    finally: self.shapes = shapes
 
 # %% ../nbs/33_engine.ipynb #3f2b35ad
 def attention_of(
@@ -692,7 +687,8 @@ def attention_of(
 ) -> Choice: # backends of torch's attention; "the model's own" where it calls none
     "Which attention really runs in a training step; afterwards everything is as before"
     data = store.to(engine.device)
-    if override := engine.attention_override(data): return override
+    if engine.shapes and (attention := engine.call_for(data).attention):
+        return Choice(attention, 'rows of any lengths go end to end through it, in the fast engine')
     learnt = np.arange(len(store)) if store.targets is None else np.flatnonzero(store.targets)
     step = [MicroBatch(learnt[:rows], store.max_length)]
     with engine.eager_steps(), engine.preserved(): ran = attention_ran(lambda: engine.step(data, step))

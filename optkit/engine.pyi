@@ -11,9 +11,9 @@ import numpy as np, torch
 __all__ = ['OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_optimizer', 'choose_checkpointing', 'set_checkpointing', 'Engine', 'step_weight', 'attention_of', 'attentions_had']
 OPTIMIZERS: tuple
 def choose_8bit(device: str, torchao: str, bitsandbytes: str) -> Choice:
-    """The package of the 8-bit optimizer, with the reason. Raises `ValueError` where there is none."""
+    """The package of the 8-bit optimizer, with the reason. Raises `InputError` where there is none."""
 def make_optimizer(model: torch.nn.Module, kind: str='adamw', fused: bool=True, device: str='cpu'):
-    """AdamW over the weights of a model. Raises `ValueError` for a kind that is unknown or cannot be had."""
+    """AdamW over the weights of a model. Raises `InputError` for a kind that is unknown or cannot be had."""
 CHECKPOINTING: tuple
 def choose_checkpointing(fits: dict[str, int], effective: int, enough: int=8) -> Choice:
     """The mode that costs least and lets enough rows through. Raises `MemoryError` where not even one row fits."""
@@ -23,6 +23,7 @@ class Engine:
     """A model, its optimizer and a snapshot of its start; built once, reset for every fold and trial"""
     peak: float | None = ...
     layout: Any
+    shapes: Any
     reason: str
     notes: tuple
     class_weights: Any
@@ -106,14 +107,8 @@ Raises `InputError` for weights that this model does not have."""
     def preserved(self):
         """Everything is as before when the block ends, see `batch_finder.preserved`"""
 
-    def own_cut(self) -> Choice | None:
-        """Rows at once of an engine that cuts steps its own way, and reads only their rows"""
-
-    def attention_override(self, store: TokenStore) -> Choice | None:
-        """Attention that this engine puts in the place of the model's"""
-
     def eager_steps(self):
-        """Steps inside are those of this class, on rows that are padded as a micro-batch says"""
+        """Steps inside are cut by `layout`, or are padded as a micro-batch says"""
 def step_weight(store: TokenStore, step: np.ndarray | list[MicroBatch], class_weights: torch.Tensor | None=None) -> float:
     """What the loss of a step is divided by; more than 0"""
 def attention_of(engine: Engine, store: TokenStore, rows: int=2) -> Choice:

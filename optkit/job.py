@@ -9,7 +9,6 @@ __all__ = ['Job', 'bootstrap_score', 'JobConfig', 'demo_config', 'size_job']
 import hashlib, json, math, shlex, sys, time
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
-from datetime import datetime, timezone
 from numbers import Real
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import numpy as np
 import optuna
 import torch
 from fastcore.basics import patch
-from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
 from .base import Choice, InputError, moved, read_json, write_json
@@ -36,7 +34,7 @@ from .checkpoint import mend, save_model
 from .config import TrainConfig
 from .build import check_run, make_engine, plan_sizes, shared_copy, variant_of, with_adapter
 from .trainer import fold_runner, Trainer
-from .run_folder import check_folder, RUN_VERSION
+from .run_folder import begin_run, check_folder, folder_lock
 from .folds import check_folds, check_parts, hold_out, stratified_folds, table_strata
 from .strategies import as_strategy, StudySize
 from .storage import open_study, silent, sqlite_storage
@@ -51,29 +49,6 @@ from .job_plan import (
     load_task, PLAIN_FIELDS, read_task, SIZED_EPOCHS, size_job, train_fields)
 
 _all_ = ['JobConfig', 'demo_config', 'size_job'] # what a job is made from is here too
-
-# %% ../nbs/81_job.ipynb #164d85b2
-class FolderLock:
-    "One process a run folder, which is made if it is missing; freed by the system when the process dies"
-    def __init__(self, folder: str | Path): self.lock, self.folder = FileLock(Path(folder) / '.lock'), Path(folder)
-
-    def __enter__(self):
-        try: self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise InputError(f'{self.folder}: the run folder cannot be made ({exc.strerror})') from None
-        try: self.lock.acquire(timeout=1) # a process that only asks whether it is taken holds it for a moment
-        except Timeout:
-            raise InputError(f'{self.folder}: another process is working in this run folder; wait for it '
-                             'or use --out with another one') from None
-
-    def __exit__(self, *_): self.lock.release()
-
-# %% ../nbs/81_job.ipynb #dd9c1caf
-def begin_run(folder, hardware, **fields): # title, command, settings, fingerprint, ...
-    "Write what a new run folder holds first"
-    started = datetime.now(timezone.utc).isoformat(timespec='seconds')
-    write_json(folder / 'run.json', dict(version=RUN_VERSION, **fields, started=started))
-    write_json(folder / 'hardware.json', json.loads(hardware.to_json()))
 
 # %% ../nbs/81_job.ipynb #36c406e9
 def _stored_engine(folder):
@@ -104,8 +79,7 @@ class Job:
         self.space = dict(parse_space(s) for s in config.space)
         check_space(self.space, self._base(), config.task)
         self.hardware = detect()
-        try: self.precision = choose_precision(self.hardware, prefer=config.precision, tf32=config.settings.get('tf32'))
-        except ValueError as exc: raise InputError(str(exc)) from None
+        self.precision = choose_precision(self.hardware, prefer=config.precision, tf32=config.settings.get('tf32'))
         self.fingerprint = fingerprint(config, self.precision.compute.value)
         self.resumed = check_folder(self.folder, self.fingerprint)
         # longest: tokens of a row, before the job is sized
@@ -185,8 +159,7 @@ def _check_study(self: Job):
     epochs = c.epochs or SIZED_EPOCHS
     if values := self.space.get('epochs'): epochs = max(getattr(values, 'choices', None) or (values.high,))
     as_strategy(c.strategy).check(StudySize(c.folds, epochs, c.trials, c.seed))
-    try: engine = self._engine_now()
-    except ValueError as exc: raise InputError(str(exc)) from None
+    engine = self._engine_now()
     check_run(engine, store.to(engine.device), self._base(), np.arange(len(store)), None)
 
 # %% ../nbs/81_job.ipynb #df2e56d9
@@ -208,8 +181,7 @@ def _check_settings(self: Job):
     "Further settings make an engine with this model on this machine, before anything is written"
     twice = next((n for n in self.config.settings if n in self.space), None)
     if twice: raise InputError(f'{twice} is set and searched as well; leave one of them out')
-    try: self._engine_now()
-    except ValueError as exc: raise InputError(str(exc)) from None
+    self._engine_now()
 
 # %% ../nbs/81_job.ipynb #fa526df2
 _REQUIRED = dict( # fields of a stage's file that later stages read
@@ -278,7 +250,7 @@ STAGES = ('speed', 'plan', 'data', 'batch', 'train', 'study', 'forecast', 'confi
 @patch
 def run(self: Job) -> Path: # the run folder
     "Do every stage that is not done. Ctrl-C and a kill lose at most the running stage or fold."
-    with FolderLock(self.folder):
+    with folder_lock(self.folder):
         self._open()
         stages = [s for s in STAGES if s not in ('confirm', 'ladder') or getattr(self.config, s)]
         with tqdm(stages, desc='job', unit='stage', disable=not self.progress) as bar:
@@ -339,7 +311,7 @@ def _do_speed(self: Job):
     with self._engine_now().preserved():
         for length in tqdm(candidates, desc='speed', disable=not self.progress, leave=False):
             # an engine that cuts steps its own way takes rows as they are in the store, however a step would pad them
-            speeds[length] = self._rows_per_s(self._token_store(length) if self.engine.own_cut() else store, length)
+            speeds[length] = self._rows_per_s(self._token_store(length) if self.engine.shapes else store, length)
             if self.config.budget_s and speeds[length] < 200: break # longer rows will not fit into the budget
     last = max(speeds)
     return dict(
@@ -452,7 +424,7 @@ def _do_batch(self: Job):
     store, rows = self._token_store(self._plan['max_length']), self._largest_step()
     on_device = store.to(self._engine_now().device)
     config, decisions, plan = plan_sizes(self.engine, on_device, self._base(), rows)
-    if self.engine.own_cut(): self.decide('steps', 'fast engine', decisions.pop()[1].reason)
+    if self.engine.shapes: self.decide('steps', 'fast engine', decisions.pop()[1].reason)
     if plan is None or self.config.layout == 'packed':
         with self.engine.eager_steps(): plan = plan_batch(self.engine, on_device, rows, layout='padded')
         reason = f'of the padded rows of the ladder; {plan.reason}'
@@ -472,7 +444,7 @@ def _decide_attention(self: Job, store):
     kernel, sdpa = attention_of(self.engine, store), self.engine.precision.sdpa
     order = f'; asked for, in this order: {", ".join(sdpa.value)} ({sdpa.reason})'
     self._note(ATTENTIONS, attentions_had(self.engine))
-    unasked = self.engine.own_cut() or kernel.value == "the model's own"
+    unasked = self.engine.shapes or kernel.value == "the model's own"
     self.decide('attention', kernel.value, kernel.reason + ('' if unasked else order))
 
 # %% ../nbs/81_job.ipynb #454daf43
@@ -760,4 +732,4 @@ def _final_words(final, again):
     return f"{text}; trial {final['trial']} had {final['cv_score']:.4f} in the search and {fresh:.4f} on new folds"
 
 # %% ../nbs/81_job.ipynb #f9b83242
-__getattr__ = moved(__name__, 'table', 'run_folder', 'job_plan')
+__getattr__ = moved(__name__, 'table', 'run_folder', 'job_plan', FolderLock='folder_lock')

@@ -2,24 +2,11 @@
 
 from .job_plan import JobConfig, demo_config, fingerprint, size_job
 from collections.abc import Callable
-from filelock import FileLock
 from pathlib import Path
 from typing import Any
 import numpy as np, optuna, torch
 
 __all__ = ['Job', 'bootstrap_score', 'JobConfig', 'demo_config', 'size_job']
-class FolderLock:
-    """One process a run folder, which is made if it is missing; freed by the system when the process dies"""
-    lock: FileLock
-    folder: Path
-
-    def __init__(self, folder: str | Path): ...
-
-    def __enter__(self): ...
-
-    def __exit__(self, *_): ...
-def begin_run(folder, hardware, **fields):
-    """Write what a new run folder holds first"""
 class Job:
     """A job and its run folder; `run` does what is not done yet"""
     stepping: Any
@@ -33,6 +20,7 @@ class Job:
     names: Any
     space: Any
     hardware: Any
+    precision: Any
     fingerprint: Any
     resumed: Any
     tokenizer: Any
@@ -41,7 +29,6 @@ class Job:
     decisions: Any
     engine: Any
     preset: Any
-    precision: Any
 
     def __init__(self, config: JobConfig, progress: bool=True, say: Callable[[str], None]=..., command: str | None=None): ...
 

@@ -7,11 +7,11 @@ __all__ = ['JobConfig', 'demo_config', 'size_job']
 
 # %% ../nbs/80_job_plan.ipynb #a777786d
 import hashlib, math, os, shutil, sysconfig
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .base import Choice, field_errors, InputError
+from .base import Choice, field_errors, InputError, read_json
 from .precision import import_problem
 from .table import DEMO_DATA, read_table, Table, TASKS
 from .steps import LAYOUTS
@@ -21,6 +21,7 @@ from optkit.models import (
 from .metrics import TASK_METRICS
 from .config import parse_settings, TrainConfig
 from .build import ADAPTER_FIELDS
+from .trainer import settings_that_count
 from .strategies import STRATEGIES
 
 # %% ../nbs/80_job_plan.ipynb #3576b096
@@ -39,8 +40,7 @@ def _check_train(config):
     settings = config.settings
     for name in settings:
         if name in JOB_DECIDES: raise InputError(f'{name}={settings[name]}: {JOB_DECIDES[name]}')
-    try: TrainConfig(**train_fields(config) | settings) # both together: each alone may be right
-    except ValueError as exc: raise InputError(str(exc)) from None
+    TrainConfig(**train_fields(config) | settings) # both together: each alone may be right
 
 # %% ../nbs/80_job_plan.ipynb #85b24ff5
 DEMO_SPACE = (
@@ -293,6 +293,33 @@ def fingerprint(
     return dict(data=sha256_of(config.data), model=model, weights=weights, space=list(config.space),
                 precision=precision, **{n: getattr(config, n) for n in _FINGERPRINT}, **more,
                 **task_fingerprint(config))
+
+def training_fingerprint(
+    given: Any, # the options of `optkit train`
+    config: TrainConfig # that they make
+) -> dict: # plain values
+    "What the results of a single training depend on"
+    names = 'text', 'label', 'pair', 'group', 'model', 'max_length', 'folds', 'held_out'
+    return dict(kind='train', data=sha256_of(given.data), **{n: getattr(given, n) for n in names},
+                **task_fingerprint(given), **settings_that_count(config))
+
+# %% ../nbs/80_job_plan.ipynb #c926b1ee
+def stored_settings(
+    run: str | Path # run folder
+) -> dict: # the fields of its `JobConfig`
+    "What a job was started with. Raises `InputError` for a folder without one."
+    path = Path(run) / 'run.json'
+    if not path.is_file():
+        raise InputError(f'{run}: holds no run.json, so there is no study to work on; start one with optkit tune')
+    stored = read_json(path)
+    settings = (stored.get('settings') or {}) if isinstance(stored, dict) else None
+    if not isinstance(settings, dict):
+        raise InputError(f'{path}: cannot be read; start `optkit tune` with another folder')
+    names = {f.name for f in fields(JobConfig)}
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k in names}
+    if not {'data', 'text', 'label'} <= settings.keys() or stored.get('kind') == 'train':
+        raise InputError(f'{run}: is a single training, which has no study')
+    return settings | dict(out=str(run))
 
 # %% ../nbs/80_job_plan.ipynb #e6c1de02
 # Fields of `TrainConfig`: the fast engine does without them, or was not tried with them

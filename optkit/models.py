@@ -314,7 +314,7 @@ def _head_layers(kind, config):
             if (n in above or n.endswith('pooler')) and next(m.parameters(), None) is not None]
 
 # %% ../nbs/31_models.ipynb #874580ea
-def _formats(kind, config, dtype, quantised, device):
+def _formats(kind, config, dtype, quantised):
     "Arguments of `from_pretrained`. Raises `InputError` for a format that is unknown or cannot be had."
     if dtype not in (None, *DTYPES): raise InputError(f'dtype is {dtype!r}, expected one of {tuple(DTYPES)}')
     dtype = DTYPES[dtype or ('bf16' if quantised else 'fp32')]
@@ -348,7 +348,7 @@ def load_model(
     kind = getattr(transformers, f'AutoModelFor{end}')
     rows = choose_head(classes, config.id2label).value if classes else None
     settings = {} if rows or task == 'causal' else dict(num_labels=len(classes) or 1)
-    settings |= _formats(kind, config, dtype, quantised, device)
+    settings |= _formats(kind, config, dtype, quantised)
     at_once = device and not import_problem('accelerate') # else they are read to the CPU in their format, and moved
     with torch.device(device) if at_once else nullcontext(), seeded(seed):
         model = _from_pretrained(kind, name, source, what, weights_only=True, ignore_mismatched_sizes=True, **settings)

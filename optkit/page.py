@@ -7,7 +7,7 @@ __all__ = ['ENOUGH', 'load_run', 'ladder_figure', 'row_verdict', 'claims_figure'
            'lengths_figure', 'training_figure']
 
 # %% ../nbs/61_page.ipynb #4418438e
-import io, json, math, re, textwrap
+import io, math, re, textwrap
 from itertools import accumulate, repeat
 from numbers import Real
 from pathlib import Path
@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from .base import Choice
 from .records import results_folder
 from .roofline import recorded_roofline
+from .run_folder import read_part
 from .claims import claim_of, claim_rows, claimed_interval, factor_words, is_finite, ratio_interval, verdict
 
 # %% ../nbs/61_page.ipynb #0089b77d
@@ -37,14 +38,6 @@ def expected_files(run):
     folds = isinstance(settings, dict) and settings.get('folds')
     return {'run', 'hardware', 'decisions', 'folds' if folds else 'train'}
 
-# %% ../nbs/61_page.ipynb #2024217f
-def _read_part(path, kind):
-    "The content of a JSON file of a run. Raises `ValueError` where it is no `kind`."
-    content = json.loads(path.read_text('utf-8'))
-    if isinstance(content, str): content = json.loads(content) # a file of JSON text that was written as JSON
-    if isinstance(content, kind): return content
-    raise ValueError(f'it holds a {type(content).__name__}, expected a {kind.__name__}')
-
 # %% ../nbs/61_page.ipynb #61d8bc1d
 def load_run(
     folder: str | Path # a run folder
@@ -55,12 +48,12 @@ def load_run(
         raise FileNotFoundError(f'no run folder {str(folder)!r}: give the folder that `optkit demo`, `optkit tune` or '
                                 '`optkit train` wrote')
     for name, kind in FILES.items():
-        try: run[name] = _read_part(folder/f'{name}.json', kind)
+        try: run[name] = read_part(folder/f'{name}.json', kind)
         except FileNotFoundError:
             if name in expected_files(run['run']) - LATER:
                 wrong[name] = (f'{name}.json is not there: the run has not come that far, or was started without this '
                                'part.')
-        except (OSError, ValueError, RecursionError) as exc: wrong[name] = f'{name}.json cannot be read: {exc}'
+        except (OSError, ValueError) as exc: wrong[name] = f'{name}.json cannot be read: {exc}'
     return run, wrong
 
 # %% ../nbs/61_page.ipynb #537316e6

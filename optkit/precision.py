@@ -16,7 +16,7 @@ import torch
 from fastcore.basics import patch
 from torch.nn.attention import sdpa_kernel, SDPBackend
 
-from .base import Choice, error_line, first_line
+from .base import Choice, error_line, first_line, InputError
 from .cards import Hardware, html_table
 from .timing import profiled
 
@@ -71,26 +71,26 @@ def _best_format(hw):
 # %% ../nbs/15_precision.ipynb #5b120802
 def choose_format(hw: Hardware, prefer: str | None = None) -> Choice:
     """The number format of matrix products: 'bf16', 'fp16' or 'fp32', one of which `prefer` may ask for.
-    `ValueError` if the machine cannot do it."""
+    `InputError` if the machine cannot do it."""
     best = _best_format(hw)
     if prefer is None: return best
-    if prefer not in FORMATS: raise ValueError(f'prefer={prefer!r}: expected one of {", ".join(FORMATS)} or None')
+    if prefer not in FORMATS: raise InputError(f'prefer={prefer!r}: expected one of {", ".join(FORMATS)} or None')
     if prefer == 'bf16' and hw.device == 'cuda' and best.value != 'bf16':
-        raise ValueError(f'bf16 was asked for, but {best.reason}; take {best.value}')
+        raise InputError(f'bf16 was asked for, but {best.reason}; take {best.value}')
     if prefer == 'fp16' and hw.device == 'cpu':
-        raise ValueError('fp16 was asked for, but a CPU gains nothing from it; take bf16 or fp32')
+        raise InputError('fp16 was asked for, but a CPU gains nothing from it; take bf16 or fp32')
     otherwise = '' if prefer == best.value else f'by itself it would be {best.value}: '
     return Choice(prefer, f'asked for; {otherwise}{best.reason}')
 
 # %% ../nbs/15_precision.ipynb #eb1e90a9
 def choose_tf32(hw: Hardware, compute: str, tf32: bool | None = None) -> Choice:
     """Whether products of FP32 numbers may use TF32 where others are in the format `compute`; `tf32` asks for it or
-    against it. `ValueError` where the device has none."""
+    against it. `InputError` where the device has none."""
     if tf32 not in (None, True, False):
-        raise ValueError(f'tf32 is {tf32!r}, expected True, False or None (chosen for the machine)')
+        raise InputError(f'tf32 is {tf32!r}, expected True, False or None (chosen for the machine)')
     words = _device_words(hw)
     if _capability(hw) < (8, 0):
-        if tf32: raise ValueError(f'TF32 was asked for, but there is none on {words}: it needs capability 8.0; '
+        if tf32: raise InputError(f'TF32 was asked for, but there is none on {words}: it needs capability 8.0; '
                                   'set tf32=None, which leaves it to the machine, or tf32=False')
         return Choice(False, f'{words}: there is no TF32')
     if tf32 is False: return Choice(False, 'asked for: products of FP32 numbers stay exact to FP32')
@@ -109,10 +109,10 @@ def choose_scaler(compute: str) -> Choice:
 def choose_weights(compute: str, weights: str | None = None) -> Choice:
     """The number format of the weights, and so of gradients and optimizer state, where products are in the format
     `compute`: 'fp32', or 'bf16' if `weights` asks for it"""
-    if weights not in (None, 'fp32', 'bf16'): raise ValueError(f'weights={weights!r}: expected fp32, bf16 or None')
+    if weights not in (None, 'fp32', 'bf16'): raise InputError(f'weights={weights!r}: expected fp32, bf16 or None')
     if weights == 'bf16':
         if compute != 'bf16':
-            raise ValueError(f'bf16 weights were asked for, but products are in {compute}; leave weights out')
+            raise InputError(f'bf16 weights were asked for, but products are in {compute}; leave weights out')
         return Choice('bf16', 'asked for; changes training: half the memory, and updates below about a 500th '
                               'of a weight are rounded away')
     reason = ('products are FP32 anyway' if compute == 'fp32' else
@@ -135,13 +135,13 @@ def choose_fp8(
     problem: str = '', # why torchao cannot be imported
     compiled: bool = False # the model will run through torch.compile
 ) -> Choice: # whether it is used
-    "Whether wide linear layers multiply in fp8; `ValueError` where it was asked for and cannot be"
+    "Whether wide linear layers multiply in fp8; `InputError` where it was asked for and cannot be"
     pays, able, words = sum(not fp8_fits(*w) for w in widths), _capability(hw) >= (8, 9), _device_words(hw)
     if not fp8 and not able: return Choice(False, f'{words}: fp8 needs capability 8.9')
     if not fp8: return Choice(False, f'not asked for; {pays} of {len(widths)} linear layers are wide enough')
-    if not able: raise ValueError(f'fp8 was asked for, but {words} has none: it needs capability 8.9; leave fp8 out')
+    if not able: raise InputError(f'fp8 was asked for, but {words} has none: it needs capability 8.9; leave fp8 out')
     if problem:
-        raise ValueError(f'fp8 was asked for, but torchao cannot be used ({problem}); '
+        raise InputError(f'fp8 was asked for, but torchao cannot be used ({problem}); '
                          'install it (pip install "optkit[fp8]") or leave fp8 out')
     slower = 'asked for, but it would slow this model down'
     if not pays:
@@ -251,17 +251,17 @@ def model_attentions(model: torch.nn.Module) -> tuple[str, ...]:
 
 # %% ../nbs/15_precision.ipynb #30557a50
 def set_attention(model: torch.nn.Module, implementation: str):
-    """Let a model of transformers take the `attn_implementation` that was asked for; `ValueError` with what it has
+    """Let a model of transformers take the `attn_implementation` that was asked for; `InputError` with what it has
     where it would take another one"""
     available, chosen = model_attentions(model), choose_attention(implementation)
     others = f'{type(model).__name__} has {", ".join(available)}; take one of these or leave attention out'
-    if implementation not in available: raise ValueError(f'attention {implementation} was asked for, but {others}')
-    if chosen.value != implementation: raise ValueError(f'{chosen.reason}; {others}')
+    if implementation not in available: raise InputError(f'attention {implementation} was asked for, but {others}')
+    if chosen.value != implementation: raise InputError(f'{chosen.reason}; {others}')
     try: model.set_attn_implementation(implementation)
     except (ValueError, ImportError) as exc:
-        raise ValueError(f'attention {implementation} cannot be had ({first_line(exc)}); {others}') from None
+        raise InputError(f'attention {implementation} cannot be had ({first_line(exc)}); {others}') from None
     if (actual := model.config._attn_implementation) != implementation: # transformers goes on without a message
-        raise ValueError(f'attention {implementation} was asked for, transformers took {actual}; {others}')
+        raise InputError(f'attention {implementation} was asked for, transformers took {actual}; {others}')
 
 # %% ../nbs/15_precision.ipynb #013254f3
 def text_config(model):
@@ -365,7 +365,7 @@ def choose_precision(
     mask: bool = False, # attention gets a mask, as padding makes one
     held: str | None = None # format of the weights as they are; None: that of `model`, else FP32
 ) -> Precision:
-    "How to compute on `hw`; a pure function, `ValueError` for what the machine cannot do"
+    "How to compute on `hw`; a pure function, `InputError` for what the machine cannot do"
     choice = choose_format(hw, prefer)
     compute, held = choice.value, held or ('fp32' if model is None else held_format(model))
     facts = dict(widths=(), convolutions=0, head_size=64, dropout=0.) if model is None else model_facts(model)

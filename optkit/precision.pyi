@@ -16,10 +16,10 @@ FORMATS: dict
 CPU_BF16: tuple
 def choose_format(hw: Hardware, prefer: str | None=None) -> Choice:
     """The number format of matrix products: 'bf16', 'fp16' or 'fp32', one of which `prefer` may ask for.
-`ValueError` if the machine cannot do it."""
+`InputError` if the machine cannot do it."""
 def choose_tf32(hw: Hardware, compute: str, tf32: bool | None=None) -> Choice:
     """Whether products of FP32 numbers may use TF32 where others are in the format `compute`; `tf32` asks for it or
-against it. `ValueError` where the device has none."""
+against it. `InputError` where the device has none."""
 def choose_scaler(compute: str) -> Choice:
     """Whether the loss has to be scaled in that format so that small gradients survive"""
 def choose_weights(compute: str, weights: str | None=None) -> Choice:
@@ -29,7 +29,7 @@ FP8_WIDTH: int
 def fp8_fits(inputs: int, outputs: int, least: int=...) -> str:
     """Why a linear layer of that shape stays as it is; empty where fp8 is possible and pays"""
 def choose_fp8(hw: Hardware, widths: list[tuple[int, int]]=..., fp8: bool=False, problem: str='', compiled: bool=False) -> Choice:
-    """Whether wide linear layers multiply in fp8; `ValueError` where it was asked for and cannot be"""
+    """Whether wide linear layers multiply in fp8; `InputError` where it was asked for and cannot be"""
 BACKENDS: dict
 def sdpa_obstacles(hw: Hardware, compute: str, mask: bool=False, dropout: float=0.0, head_size: int=64) -> dict[str, str]:
     """For each backend of torch's attention, why it cannot take a training step's calls"""
@@ -45,7 +45,7 @@ def choose_attention(implementation: str | None=None, problem: str | None=None) 
 def model_attentions(model: torch.nn.Module) -> tuple[str, ...]:
     """Each `attn_implementation` that a model of transformers has; packages that it needs may be missing"""
 def set_attention(model: torch.nn.Module, implementation: str):
-    """Let a model of transformers take the `attn_implementation` that was asked for; `ValueError` with what it has
+    """Let a model of transformers take the `attn_implementation` that was asked for; `InputError` with what it has
 where it would take another one"""
 def text_config(model):
     """The configuration of the text part of a model of transformers, or of its configuration: a model of texts and
@@ -97,4 +97,4 @@ class Precision:
         """Set TF32, cuDNN, determinism and the attention backends inside the block, restore all after it.
 May be nested and used again. The switches are the whole process's: not for two threads at once."""
 def choose_precision(hw: Hardware, prefer: str | None=None, tf32: bool | None=None, fixed_shapes: bool=False, weights: str | None=None, fp8: bool=False, compiled: bool=False, deterministic: bool=False, model: torch.nn.Module | None=None, mask: bool=False, held: str | None=None) -> Precision:
-    """How to compute on `hw`; a pure function, `ValueError` for what the machine cannot do"""
+    """How to compute on `hw`; a pure function, `InputError` for what the machine cannot do"""

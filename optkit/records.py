@@ -18,7 +18,7 @@ import numpy as np
 import optkit
 import pandas as pd
 
-from .base import read_json, write_json
+from .base import InputError, read_json, write_json
 from .cards import Hardware
 from .timing import Comparison
 
@@ -155,7 +155,7 @@ def load_records(
     for path in paths:
         data = read_json(path)
         if not isinstance(data, dict) or not {'provenance', 'rows'} <= data.keys():
-            raise ValueError(f'{path} holds no records: expected provenance and rows')
+            raise InputError(f'{path} holds no records: expected provenance and rows')
         ladder = (data.get('ladder') or {}).get('rows', []) if ladders else []
         origin = _flatten(data['provenance'])
         source = dict(file=Path(path).name, run=str(Path(path).resolve()))

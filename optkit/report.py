@@ -6,7 +6,7 @@
 __all__ = ['render']
 
 # %% ../nbs/62_report.ipynb #8cfd758b
-import base64, hashlib, json, os
+import base64, hashlib, json
 from collections import Counter
 from datetime import datetime
 from importlib import resources
@@ -17,7 +17,7 @@ import jinja2
 import optkit
 from markupsafe import Markup
 
-from .base import moved
+from .base import moved, write_whole
 from .metrics import signed
 from .claims import claim_of, claim_rows, factor_words, is_finite, ratio_interval
 from .page import (
@@ -236,15 +236,11 @@ def _data_section(run):
 # %% ../nbs/62_report.ipynb #7a347f39
 def _loss(loss):
     "A row's loss beside the baseline's: `(text, small print)`"
-    if not isinstance(loss, dict) or not loss: return NA
-    first = lambda *names: next((loss[o] for o in names if is_finite(loss.get(o))), None)
-    value, base, gap = first('variant', 'value', 'loss', 'p50'), first('baseline', 'reference'), first('difference')
-    if gap is None and None not in (value, base): gap = value - base
+    if not isinstance(loss, dict): return NA
+    value, gap, spread = (loss.get(o) if is_finite(loss.get(o)) else None for o in ('value', 'difference', 'spread'))
     if gap is None: return number_words(value, 4)
-    if base is None and value is not None: base = value - gap
-    small = [] if None in (value, base) else [f'{value:.4f} and {base:.4f}']
-    spread = loss.get('spread') or loss.get('tolerance')
-    if is_finite(spread): small.append(f'spread between seeds {spread:.2g}')
+    small = [] if value is None else [f'{value:.4f} and {value - gap:.4f}']
+    if spread is not None: small.append(f'spread between seeds {spread:.2g}')
     return f'{gap:+.2g}' if gap else '0', '; '.join(small) or None
 
 # %% ../nbs/62_report.ipynb #948546c3
@@ -698,19 +694,11 @@ def _page(run, wrong):
                      under=f'Started {started}; page written {written}' if started else f'Page written {written}')
 
 # %% ../nbs/62_report.ipynb #f4a87646
-def _write(target, page):
-    part = target.with_name(f'.{target.stem}.{os.getpid()}.part')
-    try:
-        part.write_text(page, 'utf-8')
-        os.replace(part, target)
-    finally: part.unlink(missing_ok=True)
-    return target
-
 def render(
     folder: str | Path # a run folder; only its JSON files are read
 ) -> Path: # of the report, `report.html` in that folder
     "Write a run folder's report: one HTML file that needs no network, no script and no other file"
-    return _write(Path(folder)/'report.html', _page(*load_run(folder)))
+    return write_whole(Path(folder)/'report.html', _page(*load_run(folder)))
 
 # %% ../nbs/62_report.ipynb #27a27b0b
 def write_page(target, title, under, items, sections, problem='', source='a ledger'):
@@ -720,8 +708,8 @@ def write_page(target, title, under, items, sections, problem='', source='a ledg
     """
     built = [{'id': name, 'title': head, 'blocks': _blocks_or_note(lambda _: build(), None, head)}
              for name, head, build in sections]
-    return _write(Path(target), _template(title=title, under=under, problem=problem, found=[list_block(items)],
-                                          sections=built, source=source))
+    return write_whole(target, _template(title=title, under=under, problem=problem, found=[list_block(items)],
+                                         sections=built, source=source))
 
 # %% ../nbs/62_report.ipynb #05e33f13
 __getattr__ = moved(__name__, 'records', 'claims', 'page')

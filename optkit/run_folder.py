@@ -6,10 +6,28 @@
 __all__ = ['read_run', 'standing']
 
 # %% ../nbs/47_run_folder.ipynb #478b0ba0
-import json, os
+import json
+from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 
-from .base import InputError, read_json
+from .base import check_writable, InputError, read_json, write_json
+
+# %% ../nbs/47_run_folder.ipynb #dcfd8f42
+@contextmanager
+def folder_lock(
+    folder: str | Path # of the run; made if it is missing
+):
+    "One process a run folder; freed by the system when the process dies"
+    from filelock import FileLock, Timeout # takes a moment, which the help of a command does not need
+    lock, folder = FileLock(Path(folder) / '.lock'), Path(folder)
+    try: folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc: raise InputError(f'{folder}: the run folder cannot be made ({exc.strerror})') from None
+    try: lock.acquire(timeout=1) # a process that only asks whether it is taken holds it for a moment
+    except Timeout: raise InputError(
+        f'{folder}: another process is working in this run folder; wait for it or use --out with another one') from None
+    try: yield
+    finally: lock.release()
 
 # %% ../nbs/47_run_folder.ipynb #7607bdde
 def at_work(
@@ -43,11 +61,11 @@ def _difference(name, saved, wanted):
 RUN_VERSION = 1 # of what a run folder holds
 _ONLY_WHERE_GIVEN = 'train', 'task', 'completion', 'dtype', 'load_in' # of a fingerprint
 
-def _check_writable(folder):
-    path = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not path.is_dir(): raise InputError(f'{path}: is a file, expected a folder for the run')
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise InputError(f'{path}: cannot be written to; use --out with another folder')
+def begin_run(folder, hardware, **fields): # title, command, settings, fingerprint, ...
+    "Write what a new run folder holds first"
+    started = datetime.now(timezone.utc).isoformat(timespec='seconds')
+    write_json(folder / 'run.json', dict(version=RUN_VERSION, **fields, started=started))
+    write_json(folder / 'hardware.json', json.loads(hardware.to_json()))
 
 # %% ../nbs/47_run_folder.ipynb #1d69d38a
 def _saved_fingerprint(folder):
@@ -67,7 +85,7 @@ def check_folder(
 ) -> bool: # whether there is a run to go on with
     "Whether a run folder is new or belongs to this study. Raises `InputError` otherwise; writes nothing."
     folder = Path(folder)
-    _check_writable(folder)
+    check_writable(folder)
     if not folder.exists(): return False
     if not (folder / 'run.json').is_file():
         if any(p.name != '.lock' for p in folder.iterdir()):
@@ -84,12 +102,17 @@ def check_folder(
 # %% ../nbs/47_run_folder.ipynb #34879033
 _RUN_FILES = ('run', 'hardware', 'decisions', 'batch', 'train', 'train_config', 'study', 'study_so_far', 'ladder')
 
-def _read_part(path):
-    "The content of a file of a run, or None: a dictionary, of the decisions a list of them"
-    try: value = read_json(path) if path.is_file() else None
-    except ValueError: return None # half a file, or somebody else's
-    if path.stem != 'decisions': return value if isinstance(value, dict) else None
-    return [d for d in value if isinstance(d, dict)] if isinstance(value, list) else None
+def read_part(path, kind=dict):
+    "The content of a JSON file of a run. Raises `ValueError` where it is no `kind`."
+    content = read_json(path)
+    if isinstance(content, str): content = json.loads(content) # a file of JSON text that was written as JSON
+    if isinstance(content, kind): return content
+    raise ValueError(f'it holds a {type(content).__name__}, expected a {kind.__name__}')
+
+def _part_or_none(path): # of the decisions a list of dictionaries, of other files one
+    try: value = read_part(path, list if path.stem == 'decisions' else dict)
+    except (OSError, ValueError): return None # half a file, or somebody else's
+    return value if isinstance(value, dict) else [d for d in value if isinstance(d, dict)]
 
 # %% ../nbs/47_run_folder.ipynb #b2ca34d9
 def read_run(
@@ -99,7 +122,7 @@ def read_run(
     from optkit.progress import read_progress # loads torch, which the help of a command does not need
     folder = Path(folder)
     if not folder.is_dir(): raise InputError(f'{folder}: no such run folder')
-    run = {name: _read_part(folder / f'{name}.json') for name in _RUN_FILES}
+    run = {name: _part_or_none(folder / f'{name}.json') for name in _RUN_FILES}
     try: run['progress'] = read_progress(folder)
     except (InputError, TypeError, AttributeError): run['progress'] = None
     if all(v is None for v in run.values()): raise InputError(f'{folder}: holds no file of a run')

@@ -9,7 +9,7 @@ __all__ = ['MICRO_BATCH', 'Shape', 'length_ladder', 'padded_shapes', 'fill', 'cu
 # %% ../nbs/37_shapes.ipynb #7ca71929
 import inspect, itertools, math, sys, threading, weakref
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -123,6 +123,36 @@ def choose_shapes(
     computed = sum(shape.tokens for shape in used[best]) / steps[::2].sum()
     return Choice(best, f'{rows} rows a step in {len(used[best]) / len(steps[::2]):.2f} micro-batches of '
                         f'{len(best)} shapes: {computed:.2f} tokens computed for each real one')
+
+# %% ../nbs/37_shapes.ipynb #ba34f4a6
+@dataclass(frozen=True)
+class ShapeLayout:
+    "How steps are cut into a few shapes, in equal parts of at most `rows`"
+    rows: int # of a micro-batch at most
+    most: int = 4 # shapes for each number of rows
+    automatic: bool = False # `rows` follows from the lengths of the rows
+    known: dict = field(default_factory=dict) # by (task, max_length) and rows: what was chosen
+    name = 'shapes'
+    reason = 'the fast engine cuts each step into shapes of its own, and takes fewer rows where one does not fit'
+
+    def part(self, rows): return math.ceil(rows / math.ceil(rows / self.rows)) # of a step in equal parts
+
+    def chosen(self, store, rows, padded=False) -> tuple[Shape, ...]: # for steps of `rows`; chosen once
+        key = (store.task, store.max_length), min(self.part(rows), len(store))
+        if key not in self.known:
+            args = store.lengths, key[1]
+            self.known[key] = padded_shapes(*args) if padded else choose_shapes(*args, self.most)
+        return self.known[key].value
+
+    def halved(self, why) -> Choice: # without the shapes that hold more
+        "Half as many rows at once. Raises `MemoryError` when it was one."
+        widest = max((rows for _, rows in self.known), default=self.rows)
+        if widest == 1:
+            raise MemoryError(f'one row at a time does not fit ({why}); shorten the rows, or take adapters')
+        fewer = max(1, min(widest, self.rows) // 2)
+        known = {key: shapes for key, shapes in self.known.items() if key[1] <= fewer}
+        return Choice(replace(self, rows=fewer, automatic=False, known=known),
+                      f'{why}: shapes of at most {fewer} rows')
 
 # %% ../nbs/37_shapes.ipynb #a460c672
 class StaticBatch:
@@ -301,6 +331,11 @@ def set_rows(self: EndToEnd,
     elif self.relative is not None: rows.kernels = whole_disentangled, whole_disentangled_back
     rows.use()
 
+@patch(as_prop=True)
+def attention(self: EndToEnd) -> str: # what `set_rows` takes
+    if next(self.base.parameters()).device.type == 'cpu': return 'plain'
+    return 'flash' if self.relative is None else 'disentangled'
+
 # %% ../nbs/37_shapes.ipynb #5cda11f0
 @patch
 def _heads(self: EndToEnd, inputs):
@@ -369,6 +404,8 @@ def _cached_positions(encoder, known, hidden, *given, **named):
 # %% ../nbs/37_shapes.ipynb #5bf7d6fa
 class PaddedCall:
     "Calls a model on padded rows in the way of `EndToEnd`"
+    attention = '' # the model's own
+
     def __init__(self,
         model: torch.nn.Module # of transformers
     ):

@@ -6,7 +6,7 @@ from .packing import Packing
 from .store import TokenStore
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 import numpy as np, threading, torch
 
 __all__ = ['MICRO_BATCH', 'Shape', 'length_ladder', 'padded_shapes', 'fill', 'cut', 'choose_shapes', 'StaticBatch', 'EndToEnd', 'PaddedCall', 'masked_loss']
@@ -27,6 +27,22 @@ def cut(shapes: tuple[Shape, ...], lengths: np.ndarray) -> list[tuple[Shape, lis
     """The micro-batches of an optimizer step. Raises `ValueError` for a row that fits nowhere."""
 def choose_shapes(lengths: np.ndarray, rows: int, most: int=4) -> Choice:
     """Few shapes that hold nearly every step, with the reason"""
+@dataclass(frozen=True)
+class ShapeLayout:
+    """How steps are cut into a few shapes, in equal parts of at most `rows`"""
+    rows: int
+    most: int = ...
+    automatic: bool = ...
+    known: dict = ...
+    name: ClassVar[str]
+    reason: ClassVar[str]
+
+    def part(self, rows): ...
+
+    def chosen(self, store, rows, padded=False) -> tuple[Shape, ...]: ...
+
+    def halved(self, why) -> Choice:
+        """Half as many rows at once. Raises `MemoryError` when it was one."""
 class StaticBatch:
     """The inputs of one shape, at fixed addresses on the device"""
     shape: Shape
@@ -73,6 +89,9 @@ class EndToEnd(Packing):
     def set_rows(self, shape: Shape, inputs: dict, longest: int):
         """Point attention at the rows of a shape, for one call; a replay of a graph draws its seed anew"""
 
+    @property
+    def attention(self) -> str: ...
+
     def __call__(self, inputs: dict):
         """Logits [rows, classes], or [1, tokens, classes] of tokens, after `set_rows`"""
 
@@ -80,6 +99,7 @@ class EndToEnd(Packing):
         """Compile the kernels of positions, by one call of each on a few tokens"""
 class PaddedCall:
     """Calls a model on padded rows in the way of `EndToEnd`"""
+    attention: str
     model: torch.nn.Module
     extra: Any
     encoders: list

@@ -194,7 +194,7 @@ def fitted(self: Layout,
     limit: int | None = None # rows to try at most, as for `plan_batch`
 ) -> tuple[Layout, list[tuple[str, Choice]], BatchPlan | None]: # with sizes; decisions by name; what training took
     "Measure the sizes that this layout leaves open, and those of evaluation; the engine stays as it was"
-    if choice := engine.own_cut(): return self, [('physical batch', choice)], None
+    if shapes := engine.shapes: return self, [('physical batch', Choice(shapes.rows, shapes.reason))], None
     layout, decisions, plan = self._fitted(engine, store, effective, headroom, limit)
     evaluation = plan_evaluation(engine, store, headroom, limit or (512 if engine.device.type == 'cuda' else None))
     decisions.append(('rows at once in evaluation', Choice(evaluation.physical, f'forward only, {evaluation.reason}')))

@@ -146,7 +146,7 @@ class Layout:
 
     def __post_init__(self):
         for f in fields(self): object.__setattr__(self, f.name, plain_value(getattr(self, f.name)))
-        if message := next(self._errors(), None): raise ValueError(message)
+        if message := next(self._errors(), None): raise InputError(message)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str): # what `TrainConfig.layout` was in earlier versions

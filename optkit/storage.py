@@ -6,7 +6,7 @@
 __all__ = ['StudyLocation', 'open_storage', 'StorageLost', 'open_study']
 
 # %% ../nbs/52_storage.ipynb #bd8465db
-import json, os, socket, sqlite3, time, warnings
+import json, os, socket, sqlite3, time
 from collections.abc import Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from optuna.trial import Trial
 from sqlalchemy import event, make_url, URL
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
-from .base import Choice, first_line, InputError
+from .base import Choice, first_line, InputError, moved, write_whole
 from .strategies import silent
 
 # %% ../nbs/52_storage.ipynb #6b28fb59
@@ -214,10 +214,8 @@ def repair_journal(path: Path) -> str: # what was done; empty: nothing
 def _drop_torn(path, good, torn):
     if not good and not b'{"op_code"'.startswith(torn[0][:10]):
         raise InputError(f'{path}: is no journal of a study; use another file')
-    copy, part = path.with_name(f'{path.name}.torn-{_timestamp()}'), path.with_name(f'.{path.name}.part')
-    for target, content in ((copy, path.read_bytes()), (path, b''.join(good))):
-        part.write_bytes(content)
-        os.replace(part, target)
+    copy = write_whole(path.with_name(f'{path.name}.torn-{_timestamp()}'), path.read_bytes())
+    write_whole(path, b''.join(good))
     return f'{path}: {len(torn)} torn lines were dropped, {len(good)} kept; the file as it was is {copy.name}'
 
 # %% ../nbs/52_storage.ipynb #7912340c
@@ -371,7 +369,4 @@ def write_values(
     for name, value in (attrs or {}).items(): trial.set_user_attr(name, value)
 
 # %% ../nbs/52_storage.ipynb #b17c2ecd
-def __getattr__(name): # names of the version before
-    if name != 'Place': raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    warnings.warn('optkit.storage.Place is now StudyLocation', DeprecationWarning, stacklevel=2)
-    return StudyLocation
+__getattr__ = moved(__name__, Place='StudyLocation')

@@ -109,41 +109,38 @@ def _separator_hint(columns):
             f'or read it yourself: pandas.read_csv(..., sep={sep!r})')
 
 # %% ../nbs/20_table.ipynb #4b8024df
-def _csv_frame(path, rows, starts, sep):
+def _csv_frame(path, sep, rows, notes, starts=()):
     "A frame of texts; short rows get gaps. Raises `InputError` that names the line of a row that is too long."
     header = rows[0]
     for row, start in zip(rows, starts):
         if len(row) > len(header): raise InputError(
             f'{path}: cannot be read (line {start} has {len(row)} cells, the header {len(header)}); '
             f'put quotes around texts that hold {sep!r}{_separator_hint(header)}')
-    return pd.DataFrame([row + [None] * (len(header) - len(row)) for row in rows[1:]], columns=header, dtype=str)
+    frame = pd.DataFrame([row + [None] * (len(header) - len(row)) for row in rows[1:]], columns=header, dtype=str)
+    frame.attrs[_NOTES] = notes
+    return frame
 
 # %% ../nbs/20_table.ipynb #40f2c98e
 def _read_csv(path, sep, opener):
     with opener(path, 'rt', encoding='utf-8-sig', newline='') as file: lines = list(file)
-    if sep == '\t' and (plain := _tab_rows(lines, sep)):
-        rows, notes = plain
-        frame = _csv_frame(path, rows, (), sep)
-        frame.attrs[_NOTES] = notes
-        return frame
+    if sep == '\t' and (plain := _tab_rows(lines, sep)): return _csv_frame(path, sep, *plain)
     before = csv.field_size_limit(2**31 - 1) # texts may be long
     try: parsed = list(_quoted_rows(path, lines, sep))
     finally: csv.field_size_limit(before)
     if not parsed: raise pd.errors.EmptyDataError
     rows, starts, _ = zip(*parsed)
-    frame = _csv_frame(path, rows, starts, sep)
     spans = [(start, count) for _, start, count in parsed[1:] if count > 1]
-    frame.attrs[_NOTES] = _line_break_notes(spans, len(frame), lines, sep, len(rows[0]))
-    return frame
+    return _csv_frame(path, sep, rows, _line_break_notes(spans, len(rows) - 1, lines, sep, len(rows[0])), starts)
 
 # %% ../nbs/20_table.ipynb #077f25be
 _CLASS_NAMES = 'optkit.classes' # in `attrs` of a frame: class names by column
 
 def _class_label_names(feature):
-    "Class names in what Hugging Face's datasets write of a column, or of the lists in it"
-    while isinstance(feature, (list, dict)) and feature and 'names' not in feature:
-        feature = feature[0] if isinstance(feature, list) else feature.get('feature')
-    return feature['names'] if isinstance(feature, dict) and feature.get('_type') == 'ClassLabel' else None
+    "Class names in a feature of Hugging Face's datasets, or in what they write of it, or in the lists of either"
+    part = lambda name: feature.get(name) if isinstance(feature, dict) else getattr(feature, name, None)
+    while feature and not part('names'): feature = feature[0] if isinstance(feature, list) else part('feature')
+    struct = isinstance(feature, dict) and feature.get('_type') != 'ClassLabel'
+    return tuple(map(str, part('names'))) if feature and not struct else None
 
 # %% ../nbs/20_table.ipynb #800f45dd
 def _parquet_schema(path):
@@ -154,7 +151,7 @@ def _parquet_schema(path):
         metadata = json.loads((schema.metadata or {}).get(b'huggingface', b'{}'))
         features = metadata.get('info', {}).get('features', {})
         names = {column: _class_label_names(feature) for column, feature in features.items()}
-        return schema.names, {column: tuple(map(str, n)) for column, n in names.items() if n}
+        return schema.names, {column: n for column, n in names.items() if n}
     except Exception: return None, {} # what is wrong with the file is reported by the one that reads it
 
 # %% ../nbs/20_table.ipynb #ad148061
@@ -270,20 +267,17 @@ def _classes_of(value, row, name, source):
     return [v.strip() for v in value if v.strip()]
 
 # %% ../nbs/20_table.ipynb #aa981fc7
-def _message_of(value): # role and content of a message; None: it is none
-    if not isinstance(value, Mapping): return None
-    role, content = (_unwrapped(value.get(key)) for key in ('role', 'content'))
-    return dict(role=role, content=content) if isinstance(role, str) and isinstance(content, str) else None
-
 def _text_or_chat(value, row, name, source):
     "A text, or the messages of a chat"
-    value = _unwrapped(value)
+    value, messages = _unwrapped(value), []
     if not isinstance(value, (list, tuple, np.ndarray)): return _text_of(value, row, name, source)
-    messages = [_message_of(m) for m in value]
-    if all(messages): return messages
-    odd = next(m for m, message in zip(value, messages) if not message)
-    raise InputError(f"{source}: column '{name}' holds {_abbreviated(odd)} in row {row}; "
-                     "expected a text, or messages with the texts 'role' and 'content'")
+    for message in value:
+        texts = message if isinstance(message, Mapping) else {}
+        messages.append({key: _unwrapped(texts.get(key)) for key in ('role', 'content')})
+        if not all(isinstance(text, str) for text in messages[-1].values()): raise InputError(
+            f"{source}: column '{name}' holds {_abbreviated(message)} in row {row}; "
+            "expected a text, or messages with the texts 'role' and 'content'")
+    return messages
 
 # %% ../nbs/20_table.ipynb #132809f9
 def _column(frame, name, source, read, available):
@@ -715,11 +709,7 @@ def _class_names(data, label):
     "Names of the classes 0, 1, ... that a data set or a frame of `read_frame` holds beside the numbers; None: no names"
     if isinstance(data, pd.DataFrame): return data.attrs.get(_CLASS_NAMES, {}).get(label)
     features = getattr(data, 'features', None)
-    feature = features.get(label) if isinstance(features, Mapping) else None
-    while feature is not None and not hasattr(feature, 'names'): # the tags of words: a list of labels
-        if isinstance(feature, list): feature = feature[0] if feature else None
-        else: feature = getattr(feature, 'feature', None)
-    return None if feature is None else tuple(feature.names)
+    return _class_label_names(features.get(label)) if isinstance(features, Mapping) else None
 
 # %% ../nbs/20_table.ipynb #b80fea3b
 def table_from(

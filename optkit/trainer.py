@@ -341,13 +341,18 @@ def _train_epoch(self: Trainer, rows):
 ROUNDING_ONLY_FIELDS = setting_types(TrainConfig).keys() - {f.name for f in fields(Hyperparameters)} - {
     'precision', 'optimizer', 'weights', 'fp8'} | {'recover', 'spike'} # a resumed run may have others
 
+# %% ../nbs/46_trainer.ipynb #f49e0777
+def settings_that_count(config: TrainConfig) -> dict: # plain values
+    "Those that a resumed run must have"
+    return {k: v for k, v in json.loads(config.to_json()).items() if k not in ROUNDING_ONLY_FIELDS}
+
 # %% ../nbs/46_trainer.ipynb #9b09d6bd
 @patch
 def _made_of(self: Trainer, train, valid):
     "What a checkpoint must agree with"
-    settings = {k: v for k, v in json.loads(self.config.to_json()).items() if k not in ROUNDING_ONLY_FIELDS}
     parts = (train,) if valid is None else (train, valid)
-    return dict(model=model_digest(self.engine.model), data=rows_digest(self.store, *parts), **settings)
+    return dict(model=model_digest(self.engine.model), data=rows_digest(self.store, *parts),
+                **settings_that_count(self.config))
 
 # %% ../nbs/46_trainer.ipynb #ee53ee82
 @patch
@@ -512,7 +517,7 @@ def _take_up(self: Trainer, saved):
         for what, choice in self.planned: self.decide(what, choice)
         if self.folder and not self.rank: self._write_config()
     elsewhere = self.store.tokens.device.type != self.engine.device.type
-    if elsewhere and self.engine.own_cut() is None: self._gather_ahead(self.config.workers or 0)
+    if elsewhere and self.engine.shapes is None: self._gather_ahead(self.config.workers or 0)
 
 # %% ../nbs/46_trainer.ipynb #a92d377d
 @patch

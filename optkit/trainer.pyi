@@ -91,6 +91,8 @@ Raises `FloatingPointError` when no epoch gave a number."""
         """Reset the engine and train all epochs, without evaluation and early stopping.
 Raises `FloatingPointError` for a loss that is not a number."""
 ROUNDING_ONLY_FIELDS: Any
+def settings_that_count(config: TrainConfig) -> dict:
+    """Those that a resumed run must have"""
 ENGINE_FIELDS: set
 def with_rows(config: TrainConfig, changes: dict) -> TrainConfig:
     """`dataclasses.replace`, which earlier versions did not use for sizes"""

@@ -15,9 +15,10 @@ import numpy as np
 import optuna
 from fastcore.basics import patch
 
-from .base import InputError, moved, read_json
+from .base import InputError, moved
 from .records import in_ladder, read_committed
 from .metrics import signed
+from .run_folder import read_part
 from .storage import open_study, sign_of, silent, study_problems
 from .space import curves, ended, fold_scores, spent, value_kind
 from .forecast import forecast
@@ -351,10 +352,9 @@ def study_view(
 def _planned(path):
     for name in ('study', 'study_so_far', 'plan'):
         file = Path(path) / f'{name}.json'
-        try: stored = read_json(file) if file.is_file() else None
-        except ValueError: continue
-        if isinstance(stored, dict):
-            return stored.get('planned') or stored.get('trials') if name == 'plan' else stored.get('planned')
+        try: stored = read_part(file)
+        except (OSError, ValueError): continue
+        return stored.get('planned') or stored.get('trials') if name == 'plan' else stored.get('planned')
     return None
 
 # %% ../nbs/83_views.ipynb #1e85c9fd
@@ -367,9 +367,7 @@ class ClaimsView(View):
 
     def look(self):
         if self.folder and not Path(self.folder).is_dir(): raise InputError(f'{self.folder}: no such folder of records')
-        try: table = read_committed(self.folder)
-        except ValueError as exc: raise InputError(str(exc)) from None
-        return _claim_records(table)
+        return _claim_records(read_committed(self.folder))
 
 # %% ../nbs/83_views.ipynb #06a39c6a
 @patch

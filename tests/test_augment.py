@@ -78,8 +78,8 @@ def test_what_cannot_be_noised_is_refused_before_anything_runs(tmp_path):
     from types import SimpleNamespace
     import torch
     for store, device in ((SimpleNamespace(task='causal', tokens=torch.zeros(1)), 'cpu'), (SimpleNamespace(task='classification', tokens=torch.zeros(1)), 'cuda')):
-        with pytest.raises(InputError, match='augment'): check_augment(.1, 'swap', store, device)
-        check_augment(0., 'swap', store, device)
+        with pytest.raises(InputError, match='augment'): check_augment(.1, store, device)
+        check_augment(0., store, device)
     assert TrainConfig().augment == 0 and 'augment' not in ROUNDING_ONLY_FIELDS
 
 

@@ -26,7 +26,7 @@ def script(line, imports=IMPORTS):
 
 @pytest.mark.parametrize('code, methods', [
     ('Trainer(engine, store, config).', {'fit', 'refit', 'start', 'stop', 'plan'}),
-    ('make_engine(model, config).', {'step', 'reset', 'predict', 'own_cut'}),
+    ('make_engine(model, config).', {'step', 'reset', 'predict', 'halve'}),
     ('tokenise(table, tokenizer, 64).', {'to', 'lengths', 'truncated'}),
     ('Job(JobConfig("a.csv", "text", "label")).', {'run', 'work', 'decide'}),
     ('TrainConfig.', {'preset', 'diff'})])

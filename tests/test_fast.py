@@ -17,7 +17,7 @@ from optkit.steps import Layout, LAYOUTS, steps
 from optkit.store import with_labels
 from optkit.models import example_model
 from optkit.engine import Engine
-from optkit.shapes import choose_shapes, cut, EndToEnd, padded_shapes, PaddedCall, Shape, StaticBatch
+from optkit.shapes import choose_shapes, cut, EndToEnd, padded_shapes, PaddedCall, Shape, ShapeLayout, StaticBatch
 from optkit.disentangled import triton
 from optkit.fast import _same_layers, end_to_end_problem, fast_problem, FastEngine, rows_problem
 from optkit.hardware import detect, hardware_with
@@ -700,7 +700,7 @@ def test_shapes_are_those_of_full_steps():
     engine.predict(STORE, np.arange(30))
     losses(engine, effective=8)
     assert rows(24) == {24} and rows(8) == {8} and rows(90) == {len(STORE)}
-    assert engine.full == 8 and sorted(n for _, n in engine.known) == [8, 24, 32, 37]
+    assert engine.full == 8 and sorted(n for _, n in engine.shapes.known) == [8, 24, 32, 37]
     engine.reset(rows=16)
     engine.step(STORE, next(iter(steps(STORE, np.arange(5), 8, seed=1, epoch=0, layout=Layout(rows=4)))))
     assert engine.full == 16 and {k[0].rows for k in engine.built if k[0] in engine.shapes_for(STORE, 16)} == {16}
@@ -905,9 +905,18 @@ def test_out_of_memory_takes_fewer_rows_at_once(monkeypatch):
         return build(self, shape, *args, **kwargs)
     monkeypatch.setattr(FastEngine, '_build', small_card)
     np.testing.assert_allclose(losses(plain), losses(fast), rtol=2e-5)
-    assert fast.at_once == 4 and any('at most 4 rows' in n for n in fast.notes) and max(tried) >= 8
+    assert fast.shapes.rows == 4 and any('at most 4 rows' in n for n in fast.notes) and max(tried) >= 8
     monkeypatch.setattr(FastEngine, '_build', lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError('CUDA out of memory')))
     with pytest.raises(torch.OutOfMemoryError): losses(Fast(example_model(dropout=0.), FP32))
+
+
+def test_half_a_layout_keeps_the_shapes_that_fit():
+    layout = ShapeLayout(16, automatic=True)
+    for rows in (4, 32): layout.chosen(STORE, rows)
+    half = layout.halved('no memory').value
+    assert (half.rows, half.automatic) == (8, False) and [rows for _, rows in half.known] == [4] and len(layout.known) == 2
+    assert half.halved('no memory').value.rows == 2 # what was used counts, not what was allowed
+    with pytest.raises(MemoryError, match='no memory'): ShapeLayout(1).halved('no memory')
 
 
 def test_a_trainer_gives_rows_only_and_halves_the_rows_at_once(monkeypatch):
@@ -930,9 +939,10 @@ def test_a_trainer_gives_rows_only_and_halves_the_rows_at_once(monkeypatch):
     monkeypatch.setattr('optkit.fast.StaticBatch.put', full)
     found, trainer = run(fast)
     np.testing.assert_allclose(found, want, rtol=1e-4)
-    assert fast.at_once == 4 and [d['what'] for d in trainer.position.decisions][:1] == ['physical batch'] and 'at most 4 rows' in trainer.position.decisions[0]['reason']
-    assert fast.micro_batches > 1 and fast.own_cut().value == 4
-    with fast.eager_steps(): assert fast.own_cut() is None and Engine.own_cut(fast) is None
+    assert fast.shapes.rows == 4 and [d['what'] for d in trainer.position.decisions][:1] == ['physical batch'] and 'at most 4 rows' in trainer.position.decisions[0]['reason']
+    assert fast.micro_batches > 1
+    with fast.eager_steps(): assert fast.shapes is None is Engine.shapes
+    assert fast.shapes.rows == 4
 
 
 def test_a_compiler_that_fails_is_left_out(monkeypatch):

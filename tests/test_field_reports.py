@@ -1688,7 +1688,7 @@ def test_field_a_finished_run_on_read_only_media_opens(finished, tmp_path, monke
     close(out / 'study.db')
     real, before = os.access, sorted(os.listdir(out))
     monkeypatch.setattr(os, 'access', lambda path, mode, **kw: False if mode & os.W_OK and Path(path).is_relative_to(out) else real(path, mode, **kw))
-    monkeypatch.setattr(report, '_write', lambda target, page: (_ for _ in ()).throw(OSError(errno.EROFS, 'Read-only file system', str(target))))
+    monkeypatch.setattr(report, 'write_whole', lambda target, page: (_ for _ in ()).throw(OSError(errno.EROFS, 'Read-only file system', str(target))))
     for words in ('forecast', 'status', 'report'): assert main([words, str(out)]) == 0, capsys.readouterr().err
     assert 'it is the page of before' in capsys.readouterr().out
     assert sorted(os.listdir(out)) == before, 'no log was made beside the study'

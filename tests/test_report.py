@@ -214,7 +214,7 @@ def test_hostile_text_stays_text(tmp_path):
 def test_a_failed_write_keeps_the_old_page(tmp_path, monkeypatch):
     write(tmp_path, contents())
     before = page(tmp_path)
-    monkeypatch.setattr(report.os, 'replace', lambda *_: (_ for _ in ()).throw(OSError('disk full')))
+    monkeypatch.setattr('os.replace', lambda *_: (_ for _ in ()).throw(OSError('disk full')))
     with pytest.raises(OSError, match='disk full'): render(tmp_path)
     assert (tmp_path/'report.html').read_text('utf-8') == before and not list(tmp_path.glob('.report*'))
 

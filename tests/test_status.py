@@ -281,10 +281,10 @@ def test_a_search_that_nobody_works_on_is_over(tmp_path):
 def test_a_look_at_a_search_does_not_turn_away_the_process_that_begins_it(tmp_path):
     import threading
     from filelock import FileLock
-    from optkit.job import FolderLock
+    from optkit.run_folder import folder_lock
     held = FileLock(tmp_path / '.lock', thread_local=False)
     held.acquire()
     threading.Timer(.2, held.release).start()
-    with FolderLock(tmp_path): pass
+    with folder_lock(tmp_path): pass
     with FileLock(tmp_path / '.lock'), pytest.raises(InputError, match='another process'):
-        with FolderLock(tmp_path): pass
+        with folder_lock(tmp_path): pass

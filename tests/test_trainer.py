@@ -137,7 +137,7 @@ def test_metrics_of_odd_rows():
     (dict(compile=True), 'compile is True, expected a text or none'), (dict(epochs=None), 'epochs is None, expected a whole number'), (dict(epochs=True), 'epochs is True'),
     (dict(betas=.9), 'betas is 0.9, expected a tuple'), (dict(betas=('a', 'b')), 'two shares'), (dict(class_weights=('a', 'b')), 'a number a class')], ids=str)
 def test_a_configuration_that_cannot_be_is_refused(changes, said):
-    with pytest.raises(ValueError, match=said): replace(BASE, **changes)
+    with pytest.raises(InputError, match=said): replace(BASE, **changes)
 
 
 def test_a_configuration_survives_json():
@@ -153,7 +153,8 @@ def test_the_engine_is_what_the_configuration_asks_for():
     group = made.optimizer.param_groups[0]
     assert made.precision.compute.value == 'bf16' and (made.zero_grad_none, made.max_grad_norm, made.label_smoothing) == (False, .3, .2) and not group['fused'] and group['foreach']
     assert make_engine(example_model(), TrainConfig(), HERE).optimizer.param_groups[0]['fused']
-    with pytest.raises(ValueError, match='fp16'): make_engine(example_model(), TrainConfig(precision='fp16'), HERE)
+    for wrong in (dict(precision='fp16'), dict(tf32=True), dict(attention='flash_attention_3')):
+        with pytest.raises(InputError, match='was asked for'): make_engine(example_model(), TrainConfig(**wrong), HERE)
 
 
 def test_an_engine_takes_attention_and_peak_by_the_format_of_the_weights(monkeypatch):
