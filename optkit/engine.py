@@ -24,7 +24,7 @@ from .table import IGNORED
 from .store import TokenStore
 from .steps import Batch, batch_of, is_cut, Layout, MicroBatch, packed_of, row_numbers, step_of
 from .batch_finder import is_out_of_memory, preserved
-from .models import set_padding, check_tokens
+from .models import CausalHead, check_tokens, head_problem, loss_in_chunks, set_padding
 from .packing import NOT_PACKED, Packing, packing_problem
 
 # %% ../nbs/33_engine.ipynb #7fe1a863
@@ -126,6 +126,8 @@ class Engine:
     class_weights = host_weights = None # on the device, and in host memory: a step must not wait for the device
     best = grad_norm = used = None # remembered weights; of the last step; names of weights that had gradients
     micro_batches = 0 # of the last step
+    head: Choice | None = None # of a causal model: a `CausalHead`, or None where logits are whole; see `causal_head`
+    body = None # what is called for hidden states
     skipped = False # whether the scaler left out the last update, since gradients were not finite
     updating = gradients_kept = False # inside an update; gradients are outside the memory of the compiler's graphs
 
@@ -150,8 +152,8 @@ class Engine:
         self.fitted: dict[tuple[str, int], Layout] = {} # by layout and `max_length`: what fitted after out of memory
         self.packings: dict[tuple[str, int], tuple[Packing, int]] = {} # by task and `max_length`, see `Layout.call`
         set_checkpointing(self.model, checkpointing)
-        self.forward = self.model
-        if compile: self.forward = torch.compile(self.model, mode=None if compile == 'default' else compile)
+        self.compile = partial(torch.compile, mode=None if compile == 'default' else compile) if compile else None
+        self.forward = self.compile(self.model) if compile else self.model
         # whether the compiler makes CUDA graphs
         self.replays = compile in ('reduce-overhead', 'max-autotune') and self.device.type == 'cuda'
         self.optimizer = make_optimizer(self.model, optimizer, fused, self.device.type)
@@ -299,9 +301,44 @@ _PADDED, _PACKED = Layout('padded'), Layout('packed')
 
 def _loss(engine, store, micro, weight_of_step):
     inputs, labels = _batch(engine, store, micro)
+    loss_of = lambda logits, labels: _summed(
+        store.task, logits.float(), labels, engine.label_smoothing, engine.class_weights) / weight_of_step
+    if head := engine.causal_head(store):
+        with engine.precision.autocast():
+            hidden, labels = _aimed(engine, store, inputs, labels, int(store.targets[micro.rows].sum()))
+            seed = engine.scaler.scale(torch.ones((), device=engine.device)) if engine.scaler else None
+            return loss_in_chunks(head, hidden, labels, loss_of, seed)
     layout = _PACKED if 'segments' in inputs else _PADDED
     with engine.precision.autocast(): logits = layout.call(engine, store, inputs['input_ids'].shape[1])(inputs)
-    return _summed(store.task, logits.float(), labels, engine.label_smoothing, engine.class_weights) / weight_of_step
+    return loss_of(logits, labels)
+
+# %% ../nbs/33_engine.ipynb #e9b2a584
+def _targets(values, labels, count):
+    "The first `count` of `values` whose label is a target, in order; sorted, since a count waits for the device"
+    return values[torch.argsort((labels.flatten() == IGNORED).to(torch.uint8), stable=True)[:count]]
+
+# %% ../nbs/33_engine.ipynb #11b0a9f0
+@patch
+def causal_head(self: Engine, store: TokenStore) -> CausalHead | None: # None: logits are whole
+    "What makes logits of hidden states, tried at the first call"
+    if store.task != 'causal': return None
+    if self.head is None:
+        head = CausalHead(self.model)
+        try:
+            with torch.autocast(self.device.type, enabled=False): problem = head_problem(head, self.device)
+        except _CANNOT as exc:
+            if is_out_of_memory(exc): raise
+            problem = f'it cannot be called apart from its base ({first_line(exc)})'
+        self.head = Choice(None if problem else head, problem or 'only tokens with a target get logits, in chunks')
+        if not problem: self.body = self.compile(head.body) if self.compile else head.body
+    return self.head.value
+
+def _aimed(engine, store, inputs, labels, count):
+    "Hidden states and labels of the tokens that have a target, at least of one"
+    if 'segments' in inputs: hidden = _PACKED.call(engine, store, inputs['input_ids'].shape[1])(inputs, engine.body)
+    else: hidden = engine.body(**inputs, use_cache=False).last_hidden_state
+    order = _targets(torch.arange(labels.numel(), device=labels.device), labels, max(1, count))
+    return hidden.flatten(0, 1).index_select(0, order), labels.flatten().index_select(0, order)
 
 # %% ../nbs/33_engine.ipynb #7f165e06
 _CANNOT = RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError # a model's ways to take no pack
@@ -526,25 +563,27 @@ def averaged(self: Engine):
         for (_, p), value in zip(trained, before): p.copy_(value)
         if trained: _renew(self.model)
 
-# %% ../nbs/33_engine.ipynb #e9b2a584
-def _targets(values, labels, count):
-    "The first `count` of `values` whose label is a target, in order; sorted, since a count waits for the device"
-    return values[torch.argsort((labels.flatten() == IGNORED).to(torch.uint8), stable=True)[:count]]
-
 # %% ../nbs/33_engine.ipynb #136af748
 def _outputs(engine, store, rows, width):
     """What a pass keeps of a batch: logits of rows or of tokens with a target.
     For `causal` the loss of each target and whether its token was the likeliest."""
     inputs, labels = _batch(engine, store, MicroBatch(rows, width))
     if engine.replays: torch.compiler.cudagraph_mark_step_begin()
+    if head := engine.causal_head(store):
+        hidden, aims = _aimed(engine, store, inputs, labels, count := int(store.targets[rows].sum()))
+        each = [_losses_and_hits(head(h).float(), a) for h, a in zip(hidden.split(head.chunk), aims.split(head.chunk))]
+        return torch.cat(each)[:count]
     logits = engine.forward(**inputs).logits
     if store.targets is None: # the next replay overwrites the logits
         return logits.float().clone() if engine.replays else logits.float()
     count = int(store.targets[rows].sum())
     logits = _targets(logits.flatten(0, 1), labels, count).float()
-    if store.task == 'tokens': return logits
-    aims = _targets(labels.flatten(), labels, count).long()
-    return torch.stack([F.cross_entropy(logits, aims, reduction='none'), (logits.argmax(1) == aims).float()], 1)
+    return logits if store.task == 'tokens' else _losses_and_hits(logits, _targets(labels.flatten(), labels, count))
+
+def _losses_and_hits(logits, aims):
+    "Of each token: its loss, and whether it was the likeliest"
+    losses = F.cross_entropy(logits, aims.long(), reduction='none', ignore_index=IGNORED)
+    return torch.stack([losses, (logits.argmax(1) == aims).float()], 1)
 
 # %% ../nbs/33_engine.ipynb #b2baa8ac
 @patch

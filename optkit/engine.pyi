@@ -1,6 +1,7 @@
 # Made by tools/stubs.py from the modules: run that.
 
 from .base import Choice
+from .models import CausalHead
 from .precision import Precision
 from .steps import Batch, MicroBatch
 from .store import TokenStore
@@ -22,6 +23,7 @@ def set_checkpointing(model: torch.nn.Module, mode: str):
 class Engine:
     """A model, its optimizer and a snapshot of its start; built once, reset for every fold and trial"""
     peak: float | None = ...
+    head: Choice | None = ...
     layout: Any
     reason: str
     notes: tuple
@@ -31,6 +33,7 @@ class Engine:
     grad_norm: Any
     used: Any
     micro_batches: int
+    body: Any
     skipped: bool
     updating: bool
     gradients_kept: bool
@@ -45,6 +48,7 @@ class Engine:
     ranks: Any
     votes: Any
     checked: Any
+    compile: Any
     forward: Any
     replays: Any
     optimizer: Any
@@ -66,6 +70,9 @@ class Engine:
     def reset(self, lr: float=0.0001, weight_decay: float=0.01, label_smoothing: float | None=None, max_grad_norm: float | None=None, seed: int=0, weights: dict | None=None, rows: int=0, **values):
         """Back to the starting weights with an empty optimizer state, in place.
 Raises `InputError` for weights that this model does not have."""
+
+    def causal_head(self, store: TokenStore) -> CausalHead | None:
+        """What makes logits of hidden states, tried at the first call"""
 
     def cut(self, store: TokenStore, step: np.ndarray | list[MicroBatch]) -> list[MicroBatch]:
         """The micro-batches of a step, by the engine's `layout`"""

@@ -22,6 +22,7 @@ from .precision import Precision, tf32_set
 from .store import TokenStore
 from .steps import batch_of, is_cut, Layout, row_numbers
 from .batch_finder import is_out_of_memory
+from .models import loss_in_chunks
 from .packing import packing_trial_store
 from .engine import Engine, step_weight
 from .disentangled import disentangled_problem
@@ -104,7 +105,7 @@ def keep_compiled(
 
 # %% ../nbs/38_fast.ipynb #8b84bec9
 TOKENS = 24_576 # of a micro-batch end to end, about: more rows at once make a token no cheaper
-CAUSAL_TOKENS = 8192 # likewise where each token has logits of all words
+CAUSAL_TOKENS = 8192 # likewise of a causal model, which are larger ones
 _IMPORTS = threading.Thread(target=import_module, args=['torch._inductor.compile_fx'], daemon=True)
 
 def _import_compiler(wait=False):
@@ -402,20 +403,36 @@ def _switched(self: FastEngine, call, compiled=True):
 
 # %% ../nbs/38_fast.ipynb #1d656434
 @patch
-def _outputs(self: FastEngine, static, call, longest):
-    "Inputs and logits of what `static` holds"
+def _outputs(self: FastEngine, static, call, longest, body=None):
+    "Inputs and logits of what `static` holds; hidden states where the model's body alone is called"
     inputs = static.inputs()
     call.set_rows(static.shape, inputs, longest)
-    with self.precision.autocast(): return inputs, call(inputs).float()
+    with self.precision.autocast(): outputs = call(inputs, body)
+    return inputs, outputs.float() if body is None else outputs
+
+def _aims_first(hidden, labels, count):
+    "Hidden states and labels of so many tokens, those with a target first"
+    if not count: return hidden.flatten(0, 1), labels
+    aimed = labels >= 0
+    last = aimed.sum()
+    places = torch.where(aimed, aimed.cumsum(0) - 1, last + (~aimed).cumsum(0) - 1)
+    order = torch.empty_like(places).scatter_(0, places, torch.arange(len(labels), device=labels.device))[:count]
+    return hidden.flatten(0, 1).index_select(0, order), labels.index_select(0, order)
 
 @patch
 def _work(self: FastEngine, static, call, longest, first=True):
     "Forward and backward; the gradients of later micro-batches are added to those of the first"
-    inputs, logits = self._outputs(static, call, longest)
+    head = self.head.value if static.task == 'causal' else None
+    inputs, outputs = self._outputs(static, call, longest, head and head.body)
     labels = inputs['labels']
-    held = inputs['lengths'] > 0 if static.floats else labels >= 0
     weights = torch.ones(1, device=self.device) if static.task == 'causal' else self.weights
-    loss = masked_loss(static.task, logits, labels, held, self.smoothing, weights) / inputs['weight']
+    def loss_of(logits, labels):
+        held = inputs['lengths'] > 0 if static.floats else labels >= 0
+        return masked_loss(static.task, logits, labels, held, self.smoothing, weights) / inputs['weight']
+    if head is None: loss = loss_of(outputs, labels)
+    else:
+        with self.precision.autocast():
+            loss = loss_in_chunks(head, *_aims_first(outputs, labels, static.shape.aims), loss_of)
     for p, _ in self.gradients if first else (): p.grad = None
     loss.backward()
     if first: self._take_gradients()
@@ -537,12 +554,18 @@ def own_cut(self: FastEngine) -> Choice | None: # see `Engine.own_cut`
     return None if self.reason else Choice(self.at_once, reason)
 
 # %% ../nbs/38_fast.ipynb #5da389cb
+def _with_aims(shape, count):
+    "The shape with room for so many tokens with a target: an eighth, a quarter, half of its tokens, or all"
+    sizes = (math.ceil(shape.tokens / part / 16) * 16 for part in (8, 4, 2))
+    return replace(shape, aims=next((n for n in sizes if count <= n < shape.tokens), 0))
+
 @patch
 def _built_parts(self: FastEngine, store, rows, weight):
     "(key of what is built, rows) for each part of a step: all are built before one runs, since that clears gradients"
     while True:
         shapes = self.shapes_for(store, self.full)
         parts = [(shape, rows[inside]) for shape, inside in cut(shapes, store.lengths[rows])]
+        if self.causal_head(store): parts = [(_with_aims(s, store.targets[r].sum()), r) for s, r in parts]
         try:
             keys = [(shape, store.task, *['more'][:number]) for number, (shape, _) in enumerate(parts)]
             for key, (shape, inside) in zip(keys, parts):
