@@ -9,11 +9,32 @@ from collections.abc import Sequence
 from typing import Any
 import numpy as np, torch
 
-__all__ = ['OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_optimizer', 'choose_checkpointing', 'set_checkpointing', 'Engine', 'step_weight', 'attention_of', 'attentions_had']
+__all__ = ['MASTERS', 'OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_optimizer', 'choose_checkpointing', 'set_checkpointing', 'Engine', 'step_weight', 'attention_of', 'attentions_had']
+MASTERS: tuple
 OPTIMIZERS: tuple
 def choose_8bit(device: str, torchao: str, bitsandbytes: str) -> Choice:
     """The package of the 8-bit optimizer, with the reason. Raises `ValueError` where there is none."""
-def make_optimizer(model: torch.nn.Module, kind: str='adamw', fused: bool=True, device: str='cpu'):
+def round_stochastically(values: torch.Tensor) -> torch.Tensor:
+    """Each value as one of its two neighbours in bf16, with odds by distance: noise below its last bit, then a cut"""
+class MasterAdamW(torch.optim.AdamW):
+    """AdamW whose small updates of weights in bf16 are not lost; other weights are updated as ever"""
+    masters: str
+    piece: int
+
+    def __init__(self, params, masters: str='fp32', piece: int=..., **kwargs): ...
+
+    def ready(self, p: torch.Tensor, group: dict) -> dict:
+        """The state of a weight, made where there is none"""
+
+    @torch.no_grad()
+    def step(self, closure=None): ...
+
+    def renew(self):
+        """Masters from the weights, which somebody else has changed"""
+
+    def load_state_dict(self, state_dict: dict):
+        """As of torch, which would give moments and masters the format of the weights"""
+def make_optimizer(model: torch.nn.Module, kind: str='adamw', fused: bool=True, device: str='cpu', masters: str | None=None):
     """AdamW over the weights of a model. Raises `ValueError` for a kind that is unknown or cannot be had."""
 CHECKPOINTING: tuple
 def choose_checkpointing(fits: dict[str, int], effective: int, enough: int=8) -> Choice:
@@ -56,7 +77,7 @@ class Engine:
     start: Any
     average: Any
 
-    def __init__(self, model: torch.nn.Module, precision: Precision, fused: bool=True, compile: str | None=None, zero_grad_none: bool=True, max_grad_norm: float=1.0, label_smoothing: float=0.0, optimizer: str='adamw', checkpointing: str='off', ema: float | None=None, ranks: Any=None, votes: Any=None): ...
+    def __init__(self, model: torch.nn.Module, precision: Precision, fused: bool=True, compile: str | None=None, zero_grad_none: bool=True, max_grad_norm: float=1.0, label_smoothing: float=0.0, optimizer: str='adamw', checkpointing: str='off', ema: float | None=None, masters: str | None=None, ranks: Any=None, votes: Any=None): ...
 
     def set(self, lr: float | None=None, weight_decay: float | None=None, betas: tuple[float, float] | None=None, eps: float | None=None, max_grad_norm: float | None=None, label_smoothing: float | None=None, class_weights: Sequence[float] | None=None):
         """Values of the next steps"""

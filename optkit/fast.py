@@ -157,7 +157,9 @@ def _make_static(self: FastEngine):
     "The optimizer and the tensors whose addresses graphs hold"
     groups = [dict(params=g['params'], weight_decay=g['weight_decay']) for g in self.optimizer.param_groups]
     zero = lambda: torch.zeros((), device=self.device)
-    self.optimizer = torch.optim.AdamW(groups, lr=zero(), fused=True, capturable=self.device.type == 'cuda')
+    make = type(self.optimizer)
+    if masters := getattr(self.optimizer, 'masters', None): make = partial(make, masters=masters)
+    self.optimizer = make(groups, lr=zero(), fused=True, capturable=self.device.type == 'cuda')
     self.gradients = [(p, torch.zeros_like(p)) for g in groups for p in g['params']]
     self.total, self.smoothing, self.weights = zero(), zero(), None
     self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
