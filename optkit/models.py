@@ -143,6 +143,17 @@ def _from_pretrained(kind, name, source, what, **kwargs):
         why = _load_error(exc, no_hub)
     raise InputError(f'{name}: no {what} could be loaded ({why})')
 
+# %% ../nbs/31_models.ipynb #649a8d50
+def load_config(
+    name: str # 'demo', a folder with a config.json, or a name on the hub
+) -> object: # of transformers
+    "The configuration of a model; its weights need not be there. Raises `InputError`."
+    from transformers import AutoConfig
+    path = Path(name).expanduser() / 'config.json'
+    alone = path.is_file() and not _config_problem(path)
+    source = str(path.parent) if alone else model_source(name)
+    return _from_pretrained(AutoConfig, name, source, 'configuration')
+
 # %% ../nbs/31_models.ipynb #07f13acf
 def _backend_of_json(path):
     "The tokenizer of a tokenizer.json with a map of characters, else None"
