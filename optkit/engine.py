@@ -52,6 +52,21 @@ def round_stochastically(
     values.view(torch.int32).add_(torch.randint(2**16, values.shape, dtype=torch.int32, device=values.device))
     return values.view(torch.bfloat16)[1::2] # the upper half of a number stands second in memory
 
+# %% ../nbs/33_engine.ipynb #40b2ceb8
+def _pieces(trained, most):
+    "Lists of (weights, gradient, state) as flat windows of at most so many numbers, in lists of about as many"
+    pieces, count = [], 0
+    for p, state in trained:
+        flat = lambda t: (t.flatten() if t is p.grad else t.view(-1)).split(most)
+        names = [name for name in state if name != 'step']
+        for w, g, *rest in zip(flat(p), flat(p.grad), *(flat(state[name]) for name in names)):
+            if pieces and count + len(w) > most:
+                yield pieces
+                pieces, count = [], 0
+            pieces.append((w, g, dict(zip(names, rest), step=state['step'].clone())))
+            count += len(w)
+    if pieces: yield pieces
+
 # %% ../nbs/33_engine.ipynb #39a6af55
 class MasterAdamW(torch.optim.AdamW):
     "AdamW whose small updates of weights in bf16 are not lost; other weights are updated as ever"
@@ -75,21 +90,6 @@ class MasterAdamW(torch.optim.AdamW):
             trained = [(p, self.ready(p, group)) for p in group['params'] if p.grad is not None]
             for pieces in _pieces(trained, self.piece): self._update(group, *zip(*pieces))
             if trained: torch._foreach_add_([state['step'] for _, state in trained], 1)
-
-# %% ../nbs/33_engine.ipynb #40b2ceb8
-def _pieces(trained, most):
-    "Lists of (weights, gradient, state) as flat windows of at most so many numbers, in lists of about as many"
-    pieces, count = [], 0
-    for p, state in trained:
-        flat = lambda t: (t.flatten() if t is p.grad else t.view(-1)).split(most)
-        names = [name for name in state if name != 'step']
-        for w, g, *rest in zip(flat(p), flat(p.grad), *(flat(state[name]) for name in names)):
-            if pieces and count + len(w) > most:
-                yield pieces
-                pieces, count = [], 0
-            pieces.append((w, g, dict(zip(names, rest), step=state['step'].clone())))
-            count += len(w)
-    if pieces: yield pieces
 
 # %% ../nbs/33_engine.ipynb #5f2c9472
 @patch

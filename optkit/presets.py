@@ -391,9 +391,9 @@ def _widen_others(model, config):
 def _few_bits(model, quantised):
     "Bytes that quantised linear layers save: codes, and the scales of their blocks"
     if not quantised: return 0
-    kept = 1. if quantised == '8bit' else .5 + 1 / 64 + 4 / (64 * 256) # NF4: a scale in 8 bits for 64 weights
+    each = 1. if quantised == '8bit' else .5 + 1 / 64 + 4 / (64 * 256) # NF4: a scale in 8 bits for 64 weights
     layers = [m for n, m in model.named_modules() if n.endswith('base_layer')]
-    return int(sum(m.weight.nbytes - kept * m.weight.numel() for m in layers))
+    return int(sum(m.weight.nbytes - each * m.weight.numel() for m in layers))
 
 def _state_bytes(trained, config):
     "Of AdamW"
@@ -433,12 +433,13 @@ def forecast_memory(
     waiting = config.fast or not config.zero_grad_none or rows < config.effective_batch # gradients before the step
     parts['gradients'] = step.gradients * waiting + step.gradients_at_peak
     parts['activations'] = step.activations
-    parts['loss and a moment'] = max(step.moment, (1 - waiting) * (step.gradients - step.activations)) - step.gradients_at_peak
-    changing = step.peak + parts['gradients']
-    parts['process and gaps'] = int(OUTSIDE + GAPS * changing)
+    least = 0 if waiting else step.gradients - step.activations # the update holds all gradients
+    parts['loss and a moment'] = max(step.moment, least) - step.gradients_at_peak
+    parts['process and gaps'] = int(OUTSIDE + GAPS * (step.peak + parts['gradients']))
     adapter = f' under {config.adapter} {config.adapter_rank}' if config.adapter else ', all weights'
-    more = ''.join(f', {w}' for w in (quantised, config.checkpointing != 'off' and f'checkpointing {config.checkpointing}') if w)
-    what = f'{type(built).__name__}{adapter}{more}, {rows} x {tokens} tokens'
+    modes = quantised, '' if config.checkpointing == 'off' else f'checkpointing {config.checkpointing}'
+    kind = type(getattr(built, 'get_base_model', lambda: built)()).__name__
+    what = ', '.join([f'{kind}{adapter}', *filter(None, modes), f'{rows} x {tokens} tokens'])
     hw, name = _machine(card) if card else (None, '')
     return MemoryForecast(what, parts, step.layers, name, hw.gpu.total_bytes if hw and hw.gpu else None)
 

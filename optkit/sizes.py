@@ -258,7 +258,8 @@ class _FlashLike(torch.autograd.Function):
     def backward(ctx, grad): return *map(torch.empty_like, ctx.saved_tensors[:3]), None
 
 def _attention(q, k, v, attn_mask=None, *args, **kwargs):
-    if torch.is_autocast_enabled(q.device.type): q, k, v = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k, v))
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind): q, k, v = (t.to(torch.get_autocast_dtype(kind)) for t in (q, k, v))
     return _FlashLike.apply(q, k, v, attn_mask)
 
 def _in_fp32(function):
@@ -342,14 +343,15 @@ class StepBytes(NamedTuple):
     def peak(self): return self.activations + self.moment # bytes
 
 # %% ../nbs/34_sizes.ipynb #7a00b6ec
-def _layers_of(model):
-    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
-    return list(max(lists, key=len, default=()))
+def _marked(model, mark):
+    "Hooks that call `mark` before and behind each layer of a model"
+    layers = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len, default=())
+    return [hook(mark) for m in layers for hook in (m.register_forward_pre_hook, m.register_forward_hook)]
 
 def _loss_of_step(model, rows, tokens, task, count):
     "The loss as the engine computes it, after `count`, which is called when the model's body has run"
-    ids, no_cache = torch.zeros(rows, tokens, dtype=torch.int64), {}
-    if 'use_cache' in inspect.signature(getattr(model, 'get_base_model', lambda: model)().forward).parameters: no_cache = dict(use_cache=False)
+    ids, inner = torch.zeros(rows, tokens, dtype=torch.int64), getattr(model, 'get_base_model', lambda: model)()
+    no_cache = dict(use_cache=False) if 'use_cache' in inspect.signature(inner.forward).parameters else {}
     if task == 'causal' and (head := CausalHead(model)).body is not None:
         states = head.body(input_ids=ids, **no_cache)
         head.output, hidden = type(states), states.last_hidden_state.flatten(0, 1)
@@ -373,18 +375,21 @@ def step_bytes(
     with FakeTensorMode(allow_non_fake_inputs=True), _as_on_gpu(), warnings.catch_warnings(action='ignore'):
         model = _fake(model, memo)
         live = _LiveBytes([*model.parameters(), *model.buffers()])
-        trained, hooks = [p for p in model.parameters() if p.requires_grad], []
+        trained = [p for p in model.parameters() if p.requires_grad]
+        hooks = _marked(model, lambda *_: marks.append(live.now))
         def counted(p): live.gradients += p.nbytes
-        for p in trained: hooks.append(p.register_post_accumulate_grad_hook(counted))
-        mark = lambda *_: marks.append(live.now)
-        for layer in _layers_of(model): hooks += [layer.register_forward_pre_hook(mark), layer.register_forward_hook(mark)]
+        for p in trained: p.register_post_accumulate_grad_hook(counted)
+        def body_has_run():
+            marks.append(live.now)
+            for hook in hooks: hook.remove() # what is computed again is no other layer
         with live:
             with torch.autocast('cpu', torch.bfloat16, enabled=compute != 'fp32'):
-                loss = _loss_of_step(model, rows, tokens, task, lambda: (*(h.remove() for h in hooks[len(trained):]), mark()))
+                loss = _loss_of_step(model, rows, tokens, task, body_has_run)
             loss.backward()
     *inside, activations = marks
     layers = tuple(max(0, after - before) for before, after in zip(inside[::2], inside[1::2]))
-    return StepBytes(activations, layers, live.most - activations, live.gradients_at_most, sum(p.nbytes for p in trained))
+    moment, gradients = live.most - activations, sum(p.nbytes for p in trained)
+    return StepBytes(activations, layers, moment, live.gradients_at_most, gradients)
 
 # %% ../nbs/34_sizes.ipynb #a36a6833
 def training_flops(
