@@ -6,7 +6,7 @@
 __all__ = ['Gain', 'gain_of', 'Preset', 'model_shape', 'memory_estimate', 'rows_that_fit', 'forecast_memory', 'preset_of', 'diff']
 
 # %% ../nbs/75_presets.ipynb #90cbaf06
-import math
+import math, warnings
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any
@@ -339,6 +339,16 @@ def rows_that_fit(
     one = memory_estimate(shape, 1, max_length, bytes_each, keeps_matrix, **options)
     return max(0, int((share * total_bytes - one['weights'] - one['training']) / one['activations']))
 
+# %% ../nbs/75_presets.ipynb #ea3d74fe
+def _machine(name):
+    "The machine that a preset is for, and its card"
+    if isinstance(name, Hardware): return name, name.card
+    if name == 'auto': return (hw := detect()), hw.card
+    if (card := known_gpu(str(name))) is None:
+        cards = ', '.join(sorted({slug(n) for n in gpu_table()}))
+        raise InputError(f'preset {name!r}: no such card; expected auto or one of {cards}')
+    return hardware_with(card), slug(card.name)
+
 # %% ../nbs/75_presets.ipynb #c796e247
 OUTSIDE, GAPS = 6e8, .05 # bytes that a CUDA process takes beside tensors; share that gaps between tensors take
 
@@ -377,7 +387,8 @@ def _without_weights(model, config, task, quantised=None):
     if config.attention: set_attention(built, config.attention)
     if config.weights == 'bf16': built = built.to(torch.bfloat16)
     if quantised: _widen_others(built, config)
-    with torch.device('meta'): built = with_adapter(built, config)
+    with torch.device('meta'), warnings.catch_warnings(action='ignore', category=FutureWarning): # of peft
+        built = with_adapter(built, config)
     for m in built.modules() if quantised else (): # such layers keep peft's computation
         if hasattr(m, 'peft_forward'): m.__class__ = type(m).__mro__[1]
     return built
@@ -477,16 +488,6 @@ def _rows_at_once(hw, model, max_length, changes, compute):
     if mode != 'off': twice += ', and keeps activations of one layer at a time'
     return ((None if fits[mode] >= effective else rows, mode), Reason(why, 'arithmetic'),
             Reason(f'{why}; {twice}', 'arithmetic'))
-
-# %% ../nbs/75_presets.ipynb #ea3d74fe
-def _machine(name):
-    "The machine that a preset is for, and its card"
-    if isinstance(name, Hardware): return name, name.card
-    if name == 'auto': return (hw := detect()), hw.card
-    if (card := known_gpu(str(name))) is None:
-        cards = ', '.join(sorted({slug(n) for n in gpu_table()}))
-        raise InputError(f'preset {name!r}: no such card; expected auto or one of {cards}')
-    return hardware_with(card), slug(card.name)
 
 # %% ../nbs/75_presets.ipynb #9dc62d76
 def _choices(hw, card, precision, gain): # card: as it was asked for; gain: of a claim on the card
