@@ -7,7 +7,7 @@ __all__ = ['StepProbe', 'EvaluationProbe', 'PackProbe', 'plan_batch', 'plan_tabl
            'plan_checkpointing', 'on_meta', 'step_bytes', 'training_flops']
 
 # %% ../nbs/34_sizes.ipynb #bcdd901a
-import copy, inspect, warnings, weakref
+import copy, inspect, time, warnings, weakref
 from contextlib import contextmanager, ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -225,23 +225,38 @@ def _fitted(self: Layout, engine, store, effective, headroom, limit):
     table = _rows_by_length(engine, store, plan, effective, headroom, limit)
     return replace(layout, table=table.value), [*decisions, ('rows by length', table)], plan
 
+# %% ../nbs/34_sizes.ipynb #8a7fff29
+def _step_seconds(engine, store, plan, effective):
+    "Seconds of an optimizer step of the longest rows, cut as planned: the least of three after one"
+    probe, times = StepProbe(engine, store), []
+    step = [MicroBatch(rows, probe.pad_to) for rows in np.array_split(probe._rows(effective), plan.accumulation)]
+    with engine.preserved(), _alone(engine):
+        for _ in range(4):
+            start = time.perf_counter()
+            engine.step(store, step).item() # waits for the device
+            times.append(time.perf_counter() - start)
+    return min(times[1:])
+
 # %% ../nbs/34_sizes.ipynb #12a6a33b
 def plan_checkpointing(
     engine: Engine, # gets the mode that is chosen
     store: TokenStore, # on the engine's device
     effective: int, # rows of an optimizer step
     enough: int = 8, # see `choose_checkpointing`
+    timed: bool = False, # take the fastest of all modes, by steps with the rows that fit; False: the first with enough
     **kwargs # of `plan_batch`
 ) -> tuple[Choice, BatchPlan]: # the mode, which the engine then has; its physical batch
-    "Find the cheapest mode of gradient checkpointing that lets enough rows through. Raises `MemoryError` without one."
-    fits, plans = {}, {}
+    "Choose gradient checkpointing by what fits, or by speed too. Raises `MemoryError` where nothing fits."
+    fits, plans, seconds = {}, {}, {}
     for mode in CHECKPOINTING:
         set_checkpointing(engine.model, mode)
         try: plans[mode] = plan_batch(engine, store, effective, **kwargs)
         except MemoryError: continue
         fits[mode] = max(p.batch for p in plans[mode].tried if p.fits)
-        if fits[mode] >= min(enough, effective): break
-    choice = choose_checkpointing(fits, effective, enough)
+        if timed: seconds[mode] = _step_seconds(engine, store, plans[mode], plans[mode].effective)
+        elif fits[mode] >= min(enough, effective): break
+        if plans[mode].accumulation == 1: break # a mode that computes more lets no more through
+    choice = choose_checkpointing(fits, effective, enough, seconds)
     set_checkpointing(engine.model, choice.value)
     return choice, plans[choice.value]
 
