@@ -20,6 +20,7 @@ from fastcore.basics import patch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .base import Choice
 from .precision import text_config
@@ -304,7 +305,8 @@ class _LiveBytes(TorchDispatchMode):
     def __init__(self, others): # tensors that count nothing
         super().__init__()
         self.now = self.most = self.gradients = self.gradients_at_most = 0
-        self.known = weakref.WeakSet(t.untyped_storage() for t in others)
+        self.known = WeakIdKeyDictionary()
+        for t in others: self.known[t.untyped_storage()] = True
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **kwargs or {})
@@ -314,7 +316,7 @@ class _LiveBytes(TorchDispatchMode):
 
     def _count(self, storage):
         if storage in self.known: return
-        self.known.add(storage)
+        self.known[storage] = True
         size = _up_to(storage.nbytes(), 512) # as torch's allocator hands it out
         self.now += size
         weakref.finalize(storage, self._free, size)
