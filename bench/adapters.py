@@ -4,6 +4,7 @@
     python bench/adapters.py --shape w3            Llama-3-8B shape, causal on all tokens, 4 x 1024 a step
     python bench/adapters.py --shape tiny          a tiny Llama, without a GPU; the record goes into a folder of its own
     python bench/adapters.py --shape w2 --kind dora --only "optkit fast;peft" --limit 300
+    python bench/adapters.py --memory w2,w3,w1     bytes that `forecast_memory` counts beside those that steps take
 
 Sides of each kind of adapter (rank 16 on all linear layers, alpha 32, AdamW, clip 1.0, bf16):
 
@@ -33,7 +34,8 @@ from optkit.build import make_engine
 from optkit.config import TrainConfig
 from optkit.hardware import detect
 from optkit.precision import import_problem
-from optkit.records import record, save_records
+from optkit.presets import forecast_memory
+from optkit.records import Record, record, save_records
 from optkit.steps import batch_of
 from optkit.timing import compare, Variant
 from optkit.workloads import made_up_store, WORKLOADS
@@ -273,6 +275,67 @@ def swap_seconds(base, args):
     return times
 
 
+MEMORY = dict( # by shape: rows, tokens, settings of each training
+    w1=[(128, 512, {})],
+    w2=[(12, 512, dict(adapter='lora')), (12, 512, dict(adapter='dora')), (12, 512, {})],
+    w3=[(4, 1024, dict(adapter='lora')), (4, 1024, dict(adapter='dora')),
+        (4, 1024, dict(adapter='lora', checkpointing='full'))],
+    tiny=[(4, 32, dict(adapter='lora')), (4, 32, dict(adapter='dora', checkpointing='selective')), (4, 32, {})])
+
+
+def shaped_model(shape, device):
+    "The model of a shape, all of whose weights train"
+    if shape == 'w1':
+        torch.manual_seed(SEED)
+        with torch.device(device): return WORKLOADS['w1'].make()
+    return make_base(shape, device).requires_grad_(True)
+
+
+def taken_bytes(shape, config, rows, tokens, causal, args):
+    "Most bytes of tensors in three steps, and most that the allocator held; None without a GPU"
+    gc.collect()
+    cuda, before = args.device == 'cuda', memory()
+    engine = make_engine(shaped_model(shape, args.device), config, args.hw)
+    store = made_up_store(rows * 3, 4000, tokens, 0., tokens, tokens, causal=causal).to(args.device)
+    engine.reset(lr=args.lr, rows=rows)
+    if cuda: torch.cuda.reset_peak_memory_stats() # a replay allocates nothing: the first step of a graph counts
+    for n in range(3): engine.step(store, np.arange(n * rows, (n + 1) * rows))
+    print('  ', engine if config.fast else 'plain engine', *engine.notes, flush=True)
+    return (torch.cuda.max_memory_allocated() - before, torch.cuda.max_memory_reserved()) if cuda else (None, None)
+
+
+def compare_memory(args):
+    "Forecast and measurement of each training, for both engines; one record a shape"
+    for shape in args.memory.split(','):
+        rows_of_record, causal = [], shape in ('w3', 'tiny')
+        for rows, tokens, settings in MEMORY[shape]:
+            for fast in (False, True):
+                graphs = False if fast and shape == 'w3' and not args.graphs else None
+                config = TrainConfig(effective_batch=rows, physical_batch=rows, fast=fast, graphs=graphs,
+                                     precision='bf16' if args.device == 'cuda' else 'fp32', **settings)
+                model = shaped_model(shape, 'meta')
+                if args.device == 'cuda' and shape != 'w1': model = model.bfloat16()
+                forecast = forecast_memory(model, config, rows, tokens, task='causal' if causal else 'classification', best=False)
+                words = ', '.join([shape, 'fast' if fast else 'plain', *map(str, settings.values()), f'{rows} x {tokens}'])
+                print(f'{words}: forecast {forecast.tensors / 1e9:.2f} GB of tensors, {forecast.peak / 1e9:.2f} with gaps',
+                      {k: f'{v / 1e9:.2f}' for k, v in forecast.parts.items()}, flush=True)
+                try: tensors, held = taken_bytes(shape, config, rows, tokens, causal, args)
+                except Exception as exc:
+                    print(f'{words}: failed, {error_line(exc)}', flush=True)
+                    traceback.clear_frames(exc.__traceback__)
+                    tensors = held = None
+                if tensors:
+                    print(f'{words}: measured {tensors / 1e9:.2f} GB of tensors ({forecast.tensors / tensors:.3f} of it '
+                          f'forecast), the allocator held {held / 1e9:.2f}', flush=True)
+                    rows_of_record.append(Record(words, '', label='exact', peak_bytes=tensors, loss=dict(
+                        forecast=forecast.tensors, forecast_card=forecast.peak, held=held, parts=forecast.parts)))
+                gc.collect()
+                if args.device == 'cuda': torch.cuda.empty_cache()
+        if rows_of_record: save_records(
+            f'{args.out}/{shape}-forecast-{args.hw.card}.json', rows_of_record, args.hw,
+            f'python bench/adapters.py --memory {shape}', workload=f'peaks of the shape {shape}, counted and measured')
+
+
 def show(table, spec, args):
     "The table that is printed last"
     print(f"\n{spec['words']}, {spec['rows']} rows a step, rank {args.rank}, {args.hw.card}")
@@ -297,9 +360,12 @@ def options():
     parser.add_argument('--limit', type=float, default=float('inf'), help='seconds of all')
     parser.add_argument('--per-round', type=int, help='steps of a round; default: those of a cycle of batches')
     parser.add_argument('--graphs', action='store_true', help='capture graphs at 8B too: they hold memory beside the peers')
+    parser.add_argument('--memory', nargs='?', const='w2,w3,w1', help=f'compare forecasts of memory: {", ".join(MEMORY)}')
     parser.add_argument('--trace', action='store_true', help='print the traceback of a side that fails')
     parser.add_argument('--out', default='bench/results', help='folder of the record')
     args = parser.parse_args()
+    if bad := [s for s in (args.memory or '').split(',') if s and s not in MEMORY]:
+        sys.exit(f"--memory: {', '.join(bad)} is unknown, expected some of {', '.join(MEMORY)}")
     unknown = [k for k in args.kind.split(',') if k not in ('lora', 'dora')]
     wanted = [s.strip() for s in args.only.split(';') if s.strip()]
     if unknown: sys.exit(f"--kind: {', '.join(unknown)} is unknown, expected lora or dora")
@@ -314,6 +380,10 @@ def main():
     args, began = options(), time.perf_counter()
     args.hw = detect()
     args.device = args.hw.device
+    if args.memory:
+        if args.device != 'cuda' and args.memory != 'tiny': sys.exit('--memory needs a GPU; take --memory tiny')
+        torch.set_float32_matmul_precision('high')
+        return compare_memory(args)
     if args.shape.startswith('w') and args.device != 'cuda': sys.exit(f'{args.shape} needs a GPU; take --shape tiny')
     if args.shape.startswith('tiny') and args.out == 'bench/results': args.out = tempfile.mkdtemp()
     torch.set_float32_matmul_precision('high')

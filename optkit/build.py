@@ -99,8 +99,8 @@ def _precision_of(config, model, hardware):
     "The formats that a configuration asks for, or those of the machine"
     precision = choose_precision(
         hardware, prefer=config.precision, tf32=config.tf32, weights=config.weights, fp8=config.fp8,
-        compiled=bool(config.compile), deterministic=config.deterministic, held=held_format(model),
-        model=model if config.fp8 or config.cudnn_benchmark else None)
+        masters=config.masters, compiled=bool(config.compile), deterministic=config.deterministic,
+        held=held_format(model), model=model if config.fp8 or config.cudnn_benchmark else None)
     if config.cudnn_benchmark is None: return precision
     return replace(precision, cudnn_benchmark=Choice(config.cudnn_benchmark, 'asked for'))
 
@@ -181,7 +181,7 @@ def make_engine(
     precision = _precision_of(config, model, hardware)
     if config.fast: kind = partial(FastEngine, at_once=config.layout.rows, graphs=config.graphs)
     else: kind = partial(Engine, compile=config.compile)
-    names = 'fused', 'zero_grad_none', 'max_grad_norm', 'label_smoothing', 'optimizer', 'checkpointing', 'ema'
+    names = 'fused zero_grad_none max_grad_norm label_smoothing optimizer checkpointing ema masters'.split()
     keep_norms(model, now=False) # before the engine captures its update
     engine = kind(model, precision, **{name: getattr(config, name) for name in names}, **kwargs)
     refresh_norms(engine.model)

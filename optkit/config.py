@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from .base import field_errors, InputError, members, plain_value
 from .steps import Layout, LAYOUTS, SIZES
 from .augment import AUGMENTS
-from .engine import CHECKPOINTING, OPTIMIZERS
+from .engine import CHECKPOINTING, MASTERS, OPTIMIZERS
 from .metrics import ALL_METRICS
 
 # %% ../nbs/43_config.ipynb #0485b6ea
@@ -33,7 +33,7 @@ _LEAST = dict.fromkeys(('epochs', 'effective_batch', 'patience', 'adapter_rank',
 _CHOICES = dict(
     schedule=SCHEDULES, metric=(*ALL_METRICS, 'custom'), adapter=ADAPTERS, augment_by=AUGMENTS, optimizer=OPTIMIZERS,
     checkpointing=CHECKPOINTING, attention=ATTENTION, compile=COMPILE, weights=(None, 'fp32', 'bf16'),
-    precision=(None, 'bf16', 'fp16', 'fp32'))
+    precision=(None, 'bf16', 'fp16', 'fp32'), masters=MASTERS)
 
 # %% ../nbs/43_config.ipynb #224ace25
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ class TrainConfig(Hyperparameters):
     shrink: bool = True # make a step that does not fit again in smaller pieces
     save_every: int | None = None # optimizer steps between checkpoints; None: each epoch
     keep: int = 2 # checkpoints that stay
+    masters: str | None = None # of weights in bf16, one of `engine.MASTERS`, so that small updates count
     physical_batch: InitVar[int | None] = Layout.rows # of `layout`, as the three below; see `steps.SIZES`
     max_tokens: InitVar[int | None] = Layout.tokens # tokens of a pack
     batch_table: InitVar[tuple[tuple[int, int], ...] | None] = Layout.table # tokens, rows
@@ -173,6 +174,8 @@ def _conflicts(c):
            f'weights in bf16 with products in {c.precision} contradict each other; leave out one of them')
     yield (c.weights == 'bf16' and c.adapter,
            'adapters train in fp32; load the model in bf16 instead of asking for weights')
+    yield (c.masters and (c.adapter or c.weights == 'fp32' or c.optimizer != 'adamw'),
+           "masters are for training all weights in bf16 with adamw; set weights='bf16', or leave masters out")
     yield c.fast and c.compile, 'fast compiles each layer itself; leave compile out'
     yield (c.graphs is not None and not c.fast,
            'graphs are for the fast engine; set fast, or leave graphs out')

@@ -1,6 +1,7 @@
 # Made by tools/stubs.py from the modules: run that.
 
 from .base import Choice
+from .models import CausalHead
 from .precision import Precision
 from .steps import Batch, MicroBatch
 from .store import TokenStore
@@ -8,20 +9,43 @@ from collections.abc import Sequence
 from typing import Any
 import numpy as np, torch
 
-__all__ = ['OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_optimizer', 'choose_checkpointing', 'set_checkpointing', 'Engine', 'step_weight', 'attention_of', 'attentions_had']
+__all__ = ['MASTERS', 'OPTIMIZERS', 'CHECKPOINTING', 'ATTENTIONS', 'choose_8bit', 'make_optimizer', 'choose_checkpointing', 'set_checkpointing', 'Engine', 'step_weight', 'attention_of', 'attentions_had']
+MASTERS: tuple
 OPTIMIZERS: tuple
 def choose_8bit(device: str, torchao: str, bitsandbytes: str) -> Choice:
     """The package of the 8-bit optimizer, with the reason. Raises `InputError` where there is none."""
-def make_optimizer(model: torch.nn.Module, kind: str='adamw', fused: bool=True, device: str='cpu'):
+def round_stochastically(values: torch.Tensor) -> torch.Tensor:
+    """Each value as one of its two neighbours in bf16, with odds by distance: noise below its last bit, then a cut"""
+class MasterAdamW(torch.optim.AdamW):
+    """AdamW whose small updates of weights in bf16 are not lost; other weights are updated as ever"""
+    masters: str
+    piece: int
+
+    def __init__(self, params, masters: str='fp32', piece: int=..., **kwargs): ...
+
+    def ready(self, p: torch.Tensor, group: dict) -> dict:
+        """The state of a weight, made where there is none"""
+
+    @torch.no_grad()
+    def step(self, closure=None): ...
+
+    def renew(self):
+        """Masters from the weights, which somebody else has changed"""
+
+    def load_state_dict(self, state_dict: dict):
+        """As of torch, which would give moments and masters the format of the weights"""
+def make_optimizer(model: torch.nn.Module, kind: str='adamw', fused: bool=True, device: str='cpu', masters: str | None=None):
     """AdamW over the weights of a model. Raises `InputError` for a kind that is unknown or cannot be had."""
 CHECKPOINTING: tuple
-def choose_checkpointing(fits: dict[str, int], effective: int, enough: int=8) -> Choice:
-    """The mode that costs least and lets enough rows through. Raises `MemoryError` where not even one row fits."""
+def choose_checkpointing(fits: dict[str, int], effective: int, enough: int=8, seconds: dict[str, float] | None=None) -> Choice:
+    """The mode that costs least and lets enough rows through; where steps were timed, the fastest, or one that computes
+less and takes at most 2% longer. Raises `MemoryError` where not even one row fits."""
 def set_checkpointing(model: torch.nn.Module, mode: str):
     """Switch gradient checkpointing of a model. Raises `InputError` for a model that has none."""
 class Engine:
     """A model, its optimizer and a snapshot of its start; built once, reset for every fold and trial"""
     peak: float | None = ...
+    head: Choice | None = ...
     layout: Any
     shapes: Any
     reason: str
@@ -32,6 +56,7 @@ class Engine:
     grad_norm: Any
     used: Any
     micro_batches: int
+    body: Any
     skipped: bool
     updating: bool
     gradients_kept: bool
@@ -46,6 +71,7 @@ class Engine:
     ranks: Any
     votes: Any
     checked: Any
+    compile: Any
     forward: Any
     replays: Any
     optimizer: Any
@@ -53,7 +79,7 @@ class Engine:
     start: Any
     average: Any
 
-    def __init__(self, model: torch.nn.Module, precision: Precision, fused: bool=True, compile: str | None=None, zero_grad_none: bool=True, max_grad_norm: float=1.0, label_smoothing: float=0.0, optimizer: str='adamw', checkpointing: str='off', ema: float | None=None, ranks: Any=None, votes: Any=None): ...
+    def __init__(self, model: torch.nn.Module, precision: Precision, fused: bool=True, compile: str | None=None, zero_grad_none: bool=True, max_grad_norm: float=1.0, label_smoothing: float=0.0, optimizer: str='adamw', checkpointing: str='off', ema: float | None=None, masters: str | None=None, ranks: Any=None, votes: Any=None): ...
 
     def set(self, lr: float | None=None, weight_decay: float | None=None, betas: tuple[float, float] | None=None, eps: float | None=None, max_grad_norm: float | None=None, label_smoothing: float | None=None, class_weights: Sequence[float] | None=None):
         """Values of the next steps"""
@@ -67,6 +93,9 @@ class Engine:
     def reset(self, lr: float=0.0001, weight_decay: float=0.01, label_smoothing: float | None=None, max_grad_norm: float | None=None, seed: int=0, weights: dict | None=None, rows: int=0, **values):
         """Back to the starting weights with an empty optimizer state, in place.
 Raises `InputError` for weights that this model does not have."""
+
+    def causal_head(self, store: TokenStore) -> CausalHead | None:
+        """What makes logits of hidden states, tried at the first call"""
 
     def cut(self, store: TokenStore, step: np.ndarray | list[MicroBatch]) -> list[MicroBatch]:
         """The micro-batches of a step, by the engine's `layout`"""

@@ -20,12 +20,13 @@ from fastcore.basics import patch
 from .base import Choice, InputError, moved
 from .precision import Precision, tf32_set
 from .store import TokenStore
-from .steps import batch_of, is_cut, Layout, row_numbers
+from .steps import batch_of, is_cut, row_numbers
 from .batch_finder import is_out_of_memory
+from .models import loss_in_chunks
 from .packing import packing_trial_store
 from .engine import Engine, step_weight
 from .disentangled import disentangled_problem
-from .shapes import choose_shapes, cut, EndToEnd, masked_loss, padded_shapes, PaddedCall, Shape, StaticBatch
+from .shapes import cut, EndToEnd, masked_loss, PaddedCall, Shape, ShapeLayout, StaticBatch
 
 # %% ../nbs/38_fast.ipynb #9b38a947
 def fast_problem(
@@ -104,7 +105,7 @@ def keep_compiled(
 
 # %% ../nbs/38_fast.ipynb #8b84bec9
 TOKENS = 24_576 # of a micro-batch end to end, about: more rows at once make a token no cheaper
-CAUSAL_TOKENS = 8192 # likewise where each token has logits of all words
+CAUSAL_TOKENS = 8192 # likewise of a causal model, which are larger ones
 _IMPORTS = threading.Thread(target=import_module, args=['torch._inductor.compile_fx'], daemon=True)
 
 def _import_compiler(wait=False):
@@ -127,20 +128,21 @@ class FastEngine(Engine):
         if gone := sorted({'attention', 'beside', 'end_to_end', 'least', 'octave'} & kwargs.keys()):
             warnings.warn(f'{", ".join(gone)}: not read any more, since rows lie end to end', DeprecationWarning, 2)
             for name in gone: kwargs.pop(name)
-        self.automatic, at_once = at_once is None, 64 if at_once is None else at_once
-        if min(at_once, most) < 1:
+        shapes = ShapeLayout(64 if at_once is None else at_once, most, at_once is None)
+        if min(shapes.rows, most) < 1:
             raise InputError(f'at_once {at_once}, most {most}: expected numbers from 1 on')
         super().__init__(model, precision, **kwargs)
         cuda = self.device.type == 'cuda'
         if graphs and not cuda:
             raise InputError(f'CUDA graphs need a GPU, the device is {self.device.type}; leave graphs out')
-        self.at_once, self.most, self.dynamic = at_once, most, dynamic
+        self.dynamic = dynamic
         self.graphs, self.layers = (cuda if on is None else on for on in (graphs, layers))
         self.captured_forward = self.graphs # evaluation through shapes pays where it is captured
         self.reason = fast_problem(self.kind, self.scaler is not None, self.ranks is not None,
                                    kwargs.get('checkpointing', 'off'), getattr(self.model, 'is_quantized', False),
                                    {p.dtype for _, p in self._trained()})
-        self.calls, self.known, self.built, self.compiled = {}, {}, {}, None # calls, shapes, parts of steps, a layer
+        self.shapes = None if self.reason else shapes
+        self.calls, self.built, self.compiled = {}, {}, None # calls, parts of steps, a layer
         self.notes, self.built_s, self.full, self.ahead = [], 0., 0, None # full: rows of a full step; ahead: a thread
         self.admitted, self.longest, self.padding_ends = weakref.WeakSet(), 0, False # stores, and what is known of them
         if not self.reason: self._make_static()
@@ -198,7 +200,9 @@ def _make_static(self: FastEngine):
     "The optimizer and the tensors whose addresses graphs hold"
     groups = [dict(params=g['params'], weight_decay=g['weight_decay']) for g in self.optimizer.param_groups]
     zero = lambda: torch.zeros((), device=self.device)
-    self.optimizer = torch.optim.AdamW(groups, lr=zero(), fused=True, capturable=self.device.type == 'cuda')
+    make = type(self.optimizer)
+    if masters := getattr(self.optimizer, 'masters', None): make = partial(make, masters=masters)
+    self.optimizer = make(groups, lr=zero(), fused=True, capturable=self.device.type == 'cuda')
     self.gradients = [(p, torch.zeros_like(p)) for g in groups for p in g['params']]
     self.embedding = _own_rows(self.model, self.gradients)
     self.total, self.smoothing, self.weights = zero(), zero(), None
@@ -217,7 +221,7 @@ def _attach_gradients(self: FastEngine):
 def _clear_gradients(self: FastEngine, drop: bool = True):
     "As of `Engine`; but the first micro-batch of a step writes over the gradients whose addresses graphs hold"
     self._attach_gradients()
-    if not self.gradients or self.reason: Engine._clear_gradients(self, drop and not self.gradients)
+    if not self.gradients or self.shapes is None: Engine._clear_gradients(self, drop and not self.gradients)
 
 # %% ../nbs/38_fast.ipynb #9da3230b
 @patch
@@ -236,7 +240,7 @@ def _clip_and_step(self: FastEngine):
 @patch
 def _update(self: FastEngine):
     "That of `Engine`, replayed where steps are"
-    if self.reason: Engine._update(self)
+    if self.shapes is None: Engine._update(self)
     elif not self.graphs: self._clip_and_step()
     else:
         groups = self.optimizer.param_groups
@@ -257,7 +261,7 @@ def set(self: FastEngine,
 ):
     "Values of the next steps, see `Engine.set`; they go into tensors that the graphs read"
     Engine.set(self, **values)
-    if not self.gradients: return # plain, or not yet made
+    if not self.gradients or values.keys() == {'lr'}: return # plain, not yet made, or a new rate as in each step
     self.smoothing.fill_(self.label_smoothing)
     classes, weights = getattr(self.model.config, 'num_labels', 1), self.class_weights
     if weights is None: weights = torch.ones(classes, device=self.device)
@@ -267,13 +271,6 @@ def set(self: FastEngine,
     self.weights.copy_(weights)
 
 # %% ../nbs/38_fast.ipynb #8c0fa108
-@patch
-def set_lr(self: FastEngine,
-    lr: float # learning rate
-):
-    "Learning rate of the next step"
-    Engine.set(self, lr=lr) # no other tensor is filled
-
 @patch
 def reset(self: FastEngine,
     *args, # as of `Engine.reset`
@@ -344,8 +341,6 @@ def call_for(self: FastEngine,
         if problem and (note := f'rows are padded: {problem}') not in self.notes: self.notes.append(note)
     return self.calls[key]
 
-def _part(rows, at_once): return math.ceil(rows / math.ceil(rows / at_once)) # of a step in equal parts
-
 def _ends_in_padding(store):
     "Whether a row's last token is that of padding, which a causal classifier passes over"
     ends = store.offsets[1:][torch.as_tensor(store.lengths > 0)]
@@ -355,7 +350,9 @@ def _ends_in_padding(store):
 def _admit(self: FastEngine, store):
     "What was built for other stores is given up where this one has longer rows, or the first that end in padding"
     longest, padding = math.ceil(int(store.lengths.max()) / 16) * 16, _ends_in_padding(store)
-    if longest > self.longest or padding > self.padding_ends: self.calls, self.known, self.built = {}, {}, {}
+    if longest > self.longest or padding > self.padding_ends:
+        self.calls, self.built = {}, {}
+        self.shapes.known.clear()
     self.longest, self.padding_ends = max(longest, self.longest), padding or self.padding_ends
     self.admitted.add(store)
 
@@ -374,8 +371,8 @@ def _end_to_end(self: FastEngine, store, key):
     if problem: return problem
     self.calls[key] = call
     tokens = CAUSAL_TOKENS if store.task == 'causal' else TOKENS
-    if self.automatic: self.at_once = max(1, int(tokens // store.lengths.mean()))
-    rows = _part(self.full or self.at_once, self.at_once)
+    if self.shapes.automatic: self.shapes = replace(self.shapes, rows=max(1, int(tokens // store.lengths.mean())))
+    rows = self.shapes.part(self.full or self.shapes.rows)
     if self.layers: self.ahead = call.compile_ahead(rows, self.longest, self.device, self.precision.dtype)
 
 # %% ../nbs/38_fast.ipynb #e395c113
@@ -384,13 +381,9 @@ def shapes_for(self: FastEngine,
     store: TokenStore, # that is trained on
     rows: int # of an optimizer step
 ) -> tuple[Shape, ...]:
-    "The shapes for steps of that many rows, in equal parts of at most `at_once`; chosen once"
-    call = self.call_for(store) # may change `at_once`
-    key = (store.task, store.max_length), min(_part(rows, self.at_once), len(store))
-    if key not in self.known:
-        args = store.lengths, key[1]
-        self.known[key] = padded_shapes(*args) if isinstance(call, PaddedCall) else choose_shapes(*args, self.most)
-    return self.known[key].value
+    "The shapes for steps of that many rows, see `ShapeLayout`; chosen once"
+    call = self.call_for(store) # may change the rows at once
+    return self.shapes.chosen(store, rows, isinstance(call, PaddedCall))
 
 # %% ../nbs/38_fast.ipynb #dec91cf2
 def _same_layers(model):
@@ -438,20 +431,36 @@ def _switched(self: FastEngine, call, compiled=True):
 
 # %% ../nbs/38_fast.ipynb #1d656434
 @patch
-def _outputs(self: FastEngine, static, call, longest):
-    "Inputs and logits of what `static` holds"
+def _outputs(self: FastEngine, static, call, longest, body=None):
+    "Inputs and logits of what `static` holds; hidden states where the model's body alone is called"
     inputs = static.inputs()
     call.set_rows(static.shape, inputs, longest)
-    with self.precision.autocast(): return inputs, call(inputs).float()
+    with self.precision.autocast(): outputs = call(inputs, body)
+    return inputs, outputs.float() if body is None else outputs
+
+def _aims_first(hidden, labels, count):
+    "Hidden states and labels of so many tokens, those with a target first"
+    if not count: return hidden.flatten(0, 1), labels
+    aimed = labels >= 0
+    last = aimed.sum()
+    places = torch.where(aimed, aimed.cumsum(0) - 1, last + (~aimed).cumsum(0) - 1)
+    order = torch.empty_like(places).scatter_(0, places, torch.arange(len(labels), device=labels.device))[:count]
+    return hidden.flatten(0, 1).index_select(0, order), labels.index_select(0, order)
 
 @patch
 def _work(self: FastEngine, static, call, longest, first=True):
     "Forward and backward; the gradients of later micro-batches are added to those of the first"
-    inputs, logits = self._outputs(static, call, longest)
+    head = self.head.value if static.task == 'causal' else None
+    inputs, outputs = self._outputs(static, call, longest, head and head.body)
     labels = inputs['labels']
-    held = inputs['lengths'] > 0 if static.floats else labels >= 0
     weights = torch.ones(1, device=self.device) if static.task == 'causal' else self.weights
-    loss = masked_loss(static.task, logits, labels, held, self.smoothing, weights) / inputs['weight']
+    def loss_of(logits, labels):
+        held = inputs['lengths'] > 0 if static.floats else labels >= 0
+        return masked_loss(static.task, logits, labels, held, self.smoothing, weights) / inputs['weight']
+    if head is None: loss = loss_of(outputs, labels)
+    else:
+        with self.precision.autocast():
+            loss = loss_in_chunks(head, *_aims_first(outputs, labels, static.shape.aims), loss_of)
     if first and self.embedding[0]: self.embedding[1].zero_()
     for p, _ in self.gradients if first else (): p.grad = None
     loss.backward()
@@ -527,22 +536,21 @@ def _build(self: FastEngine, shape, store, call, rows, weight=1., train=True, fi
 
 # %% ../nbs/38_fast.ipynb #3aba2fc4
 @patch
-def _fewer_rows(self: FastEngine) -> bool: # whether there was more than one row
-    "Half as many rows at once, with a note; shapes that hold more are given up"
-    widest = max((k[1] for k in self.known), default=self.at_once)
-    if widest == 1: return False
-    self.at_once, self.automatic = max(1, min(widest, self.at_once) // 2), False
-    self.known = {k: v for k, v in self.known.items() if k[1] <= self.at_once}
-    self.built = {k: v for k, v in self.built.items() if k[0].rows <= self.at_once}
-    self.notes.append(f'at most {self.at_once} rows at once: out of memory above')
-    return True
+def _fewer_rows(self: FastEngine, why) -> Choice: # a `ShapeLayout`, which the engine then has
+    "Half as many rows at once, with a note; what was built for more is given up. Raises `MemoryError` when it was one."
+    choice = self.shapes.halved(why)
+    self.shapes, rows = choice.value, choice.value.rows
+    self.built = {k: v for k, v in self.built.items() if k[0].rows <= rows}
+    self.notes.append(f'at most {rows} rows at once: out of memory above')
+    return choice
 
 # %% ../nbs/38_fast.ipynb #f844e538
 @patch
 def _fall_back(self: FastEngine, exc) -> bool: # whether there is something to try
     "After a failure to build: fewer rows at once, or no compiler where it is what failed, or no graphs, with a note"
     if is_out_of_memory(exc):
-        if not self._fewer_rows(): return False
+        try: self._fewer_rows('out of memory')
+        except MemoryError: return False
     elif self.layers and (not self.graphs or _from_compiler(exc)):
         self.layers, self.built = False, {}
         self.notes.append(f'not compiled: {_error_line(exc)}')
@@ -560,26 +568,24 @@ def halve(self: FastEngine,
     store: TokenStore, rows: np.ndarray, why: str, longest: int # as of `Engine.halve`
 ) -> Choice: # a layout of so many rows at once
     "Fewer rows at once from now on. Raises `MemoryError` when it was one."
-    if self.reason: return Engine.halve(self, store, rows, why, longest)
-    if not self._fewer_rows():
-        raise MemoryError(f'one row at a time does not fit ({why}); shorten the rows, or take adapters')
+    if self.shapes is None: return Engine.halve(self, store, rows, why, longest)
+    choice = self._fewer_rows(why)
     gc.collect() # the shapes that were given up
-    return Choice(Layout(rows=self.at_once), f'{why}: shapes of at most {self.at_once} rows')
-
-# %% ../nbs/38_fast.ipynb #4a714e34
-@patch
-def own_cut(self: FastEngine) -> Choice | None: # see `Engine.own_cut`
-    "Rows at once, where steps are not plain"
-    reason = 'the fast engine cuts each step into shapes of its own, and takes fewer rows where one does not fit'
-    return None if self.reason else Choice(self.at_once, reason)
+    return choice
 
 # %% ../nbs/38_fast.ipynb #5da389cb
+def _with_aims(shape, count):
+    "The shape with room for so many tokens with a target: an eighth, a quarter, half of its tokens, or all"
+    sizes = (math.ceil(shape.tokens / part / 16) * 16 for part in (8, 4, 2))
+    return replace(shape, aims=next((n for n in sizes if count <= n < shape.tokens), 0))
+
 @patch
 def _built_parts(self: FastEngine, store, rows, weight):
     "(key of what is built, rows) for each part of a step: all are built before one runs, since that clears gradients"
     while True:
         shapes = self.shapes_for(store, self.full)
         parts = [(shape, rows[inside]) for shape, inside in cut(shapes, store.lengths[rows])]
+        if self.causal_head(store): parts = [(_with_aims(s, store.targets[r].sum()), r) for s, r in parts]
         try:
             keys = [(shape, store.task, *['more'][:number]) for number, (shape, _) in enumerate(parts)]
             for key, (shape, inside) in zip(keys, parts):
@@ -600,7 +606,7 @@ def step(self: FastEngine,
     step: np.ndarray | list # row numbers of one optimizer step, or its micro-batches, of which only the rows are read
 ) -> torch.Tensor: # as of `Engine.step`
     "Forward, backward, clip and update, from shapes that are built at their first use"
-    if self.reason or not len(step):
+    if self.shapes is None or not len(step):
         Engine._clear_gradients(self, not self.gradients)
         return Engine.step(self, store, step)
     if not self.model.training: self.model.train()
@@ -620,30 +626,13 @@ def step(self: FastEngine,
     self.updating = False
     return self.total.clone()
 
-# %% ../nbs/38_fast.ipynb #392440f0
-@patch
-@contextmanager
-def eager_steps(self: FastEngine):
-    "Steps inside are those of the plain engine, on rows that are padded as a micro-batch says"
-    before, self.reason = self.reason, self.reason or 'steps are taken plainly for now'
-    try: yield self
-    finally: self.reason = before
-
-# %% ../nbs/38_fast.ipynb #d3d0527a
-@patch
-def attention_override(self: FastEngine, store: TokenStore) -> Choice | None: # see `Engine.attention_override`
-    "Attention of rows end to end, where they go that way"
-    if self.reason or isinstance(call := self.call_for(store), PaddedCall): return None
-    name = 'plain' if self.device.type == 'cpu' else 'disentangled' if call.relative is not None else 'flash'
-    return Choice(name, 'rows of any lengths go end to end through it, in the fast engine')
-
 # %% ../nbs/38_fast.ipynb #57e4dbd4
 @patch
 def predict(self: FastEngine,
     store: TokenStore, rows: np.ndarray, batch: int = 64, on_device: bool = True # as of `Engine.predict`
 ):
     "Outputs of rows, in their order, see `Engine.predict`"
-    rows, captured = np.asarray(rows), not self.reason and self.captured_forward and store.targets is None
+    rows, captured = np.asarray(rows), self.shapes and self.captured_forward and store.targets is None
     self.check_store(store)
     if captured and len(rows) and isinstance(self.call_for(store), EndToEnd):
         try: return self._predict_in_shapes(store, rows, on_device)
@@ -659,7 +648,7 @@ def _predict_in_shapes(self: FastEngine, store, rows, on_device):
     call, logits, order = self.call_for(store), [], [] # order: which of `rows` the logits are of
     self.model.eval()
     with self.averaged():
-        for part in np.array_split(np.arange(len(rows)), max(1, -(-len(rows) // self.at_once))):
+        for part in np.array_split(np.arange(len(rows)), max(1, -(-len(rows) // self.shapes.rows))):
             shapes = self.shapes_for(store, math.ceil(len(part) / 8) * 8)
             for shape, inside in cut(shapes, store.lengths[rows[part]]):
                 inside, key = part[inside], (shape, store.task, 'forward')

@@ -22,16 +22,13 @@ CAUSAL_TOKENS: int
 class FastEngine(Engine):
     """An engine whose steps are built once for a few shapes"""
     gradients: tuple
-    automatic: Any
-    at_once: Any
-    most: int
     dynamic: bool
     graphs: Any
     layers: Any
     captured_forward: Any
     reason: Any
+    shapes: Any
     calls: dict
-    known: Any
     built: Any
     compiled: Any
     notes: list
@@ -56,9 +53,6 @@ class FastEngine(Engine):
     def set(self, **values):
         """Values of the next steps, see `Engine.set`; they go into tensors that the graphs read"""
 
-    def set_lr(self, lr: float):
-        """Learning rate of the next step"""
-
     def reset(self, *args, rows: int=0, **values):
         """As `Engine.reset`; `rows`: of a full step, so that its shapes do not hang on which step comes first"""
 
@@ -66,22 +60,13 @@ class FastEngine(Engine):
         """How the model is called on this store's rows"""
 
     def shapes_for(self, store: TokenStore, rows: int) -> tuple[Shape, ...]:
-        """The shapes for steps of that many rows, in equal parts of at most `at_once`; chosen once"""
+        """The shapes for steps of that many rows, see `ShapeLayout`; chosen once"""
 
     def halve(self, store: TokenStore, rows: np.ndarray, why: str, longest: int) -> Choice:
         """Fewer rows at once from now on. Raises `MemoryError` when it was one."""
 
-    def own_cut(self) -> Choice | None:
-        """Rows at once, where steps are not plain"""
-
     def step(self, store: TokenStore, step: np.ndarray | list) -> torch.Tensor:
         """Forward, backward, clip and update, from shapes that are built at their first use"""
-
-    def eager_steps(self):
-        """Steps inside are those of the plain engine, on rows that are padded as a micro-batch says"""
-
-    def attention_override(self, store: TokenStore) -> Choice | None:
-        """Attention of rows end to end, where they go that way"""
 
     def predict(self, store: TokenStore, rows: np.ndarray, batch: int=64, on_device: bool=True):
         """Outputs of rows, in their order, see `Engine.predict`"""

@@ -143,6 +143,17 @@ def _from_pretrained(kind, name, source, what, **kwargs):
         why = _load_error(exc, no_hub)
     raise InputError(f'{name}: no {what} could be loaded ({why})')
 
+# %% ../nbs/31_models.ipynb #649a8d50
+def load_config(
+    name: str # 'demo', a folder with a config.json, or a name on the hub
+) -> object: # of transformers
+    "The configuration of a model; its weights need not be there. Raises `InputError`."
+    from transformers import AutoConfig
+    path = Path(name).expanduser() / 'config.json'
+    alone = path.is_file() and not _config_problem(path)
+    source = str(path.parent) if alone else model_source(name)
+    return _from_pretrained(AutoConfig, name, source, 'configuration')
+
 # %% ../nbs/31_models.ipynb #07f13acf
 def _backend_of_json(path):
     "The tokenizer of a tokenizer.json with a map of characters, else None"
@@ -377,6 +388,92 @@ def model_length(
     if not limits: return default
     starts_later = min(limits) == positions and config.model_type in OFFSET_POSITIONS
     return min(limits) - (config.pad_token_id + 1 if starts_later else 0)
+
+# %% ../nbs/31_models.ipynb #8c06a4cf
+CHUNK = 2**26 # logits that are there at once: 256 MiB in FP32, and several arrays of that size in the loss
+
+class CausalHead:
+    "What a causal model does behind its hidden states, on any of them; after `head_problem`"
+    output = None # class of what the body returns
+
+    def __init__(self, model: torch.nn.Module): # of transformers, or of peft around one
+        self.model = model.get_base_model() if hasattr(model, 'get_base_model') else model
+        self.body = getattr(self.model, getattr(self.model, 'base_model_prefix', '') or ' ', None)
+        self.chunk = max(1, CHUNK // getattr(text_config(model), 'vocab_size', CHUNK)) # tokens
+        self.chunk = self.chunk // 64 * 64 or self.chunk
+
+    def weights(self):
+        "Those that train, also where they are the embeddings"
+        parts = [child for child in self.model.children() if child is not self.body]
+        return [*dict.fromkeys(p for part in parts for p in part.parameters() if p.requires_grad)]
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor: # [tokens, width]; [tokens, vocabulary]
+        before = vars(self.body).get('forward')
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        self.body.forward = lambda *args, **kwargs: self.output(last_hidden_state=hidden[None])
+        try: return self.model(input_ids=ids, use_cache=False).logits[0]
+        finally:
+            del self.body.forward
+            if before is not None: self.body.forward = before
+
+# %% ../nbs/31_models.ipynb #970596e4
+@torch.no_grad()
+def head_problem(head: CausalHead, device: torch.device) -> str: # '': none
+    "Why a model's logits cannot be made from its hidden states alone; raises what the model raises"
+    kind = type(head.model).__name__
+    if head.body is None or head.body is head.model: return f'{kind} has no base model of its own'
+    ids, training = torch.arange(3, 11, device=device)[None] % text_config(head.model).vocab_size, head.model.training
+    head.model.eval()
+    try:
+        want = head.model(input_ids=ids, use_cache=False).logits[0].float()
+        states = head.body(input_ids=ids, use_cache=False)
+        head.output = type(states)
+        logits = head(states.last_hidden_state[0]).float()
+    finally: head.model.train(training)
+    off = (logits - want).abs().max().item() / max(want.abs().max().item(), 1e-6) if logits.shape == want.shape else 1.
+    return '' if off < 1e-4 else f'logits of {kind} from its hidden states differ by {off:.1g} of their size'
+
+# %% ../nbs/31_models.ipynb #eb847a9a
+class _InChunks(torch.autograd.Function):
+    "A sum over chunks of hidden states; gradients are computed with it"
+    @staticmethod
+    def forward(ctx, hidden, labels, loss_of, size, seed, *weights): # seed: what gradients begin with
+        total, into, ctx.seed = hidden.new_zeros((), dtype=torch.float32), torch.empty_like(hidden), seed
+        sums = [None] * len(weights)
+        for part, aims, out in zip(hidden.split(size), labels.split(size), into.split(size)):
+            part = part.detach().requires_grad_()
+            with torch.enable_grad(): loss = loss_of(part, aims)
+            with torch.autocast(hidden.device.type, enabled=False): # as a backward pass has it
+                grad, *grads = torch.autograd.grad(loss, [part, *weights], seed, allow_unused=True)
+            out.copy_(grad)
+            total += loss.detach()
+            for n, g in enumerate(grads): # in FP32 or wider: there are as many roundings as chunks
+                if g is None: continue
+                sums[n] = g.to(torch.promote_types(g.dtype, torch.float32)) if sums[n] is None else sums[n].add_(g)
+        ctx.into, ctx.sums, ctx.formats = into, sums, [w.dtype for w in weights]
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        factor, into, sums = grad if ctx.seed is None else grad / ctx.seed, ctx.into, ctx.sums
+        ctx.into = ctx.sums = None # given away
+        sums = [None if s is None else s.mul_(factor).to(f) for s, f in zip(sums, ctx.formats)]
+        return into.mul_(factor), None, None, None, None, *sums
+
+# %% ../nbs/31_models.ipynb #65404982
+def loss_in_chunks(
+    head: CausalHead, # of the model
+    hidden: torch.Tensor, # [tokens, width] of tokens with a target; a few more do no harm
+    labels: torch.Tensor, # [tokens]
+    loss_of: object, # function of logits [tokens, vocabulary] in FP32 and labels, a sum over tokens
+    seed: torch.Tensor | None = None # what the loss is scaled by before its backward pass; None: nothing
+) -> torch.Tensor: # the sum
+    "The loss of tokens, without the logits of all at once"
+    each = lambda hidden, labels: loss_of(head(hidden).float(), labels)
+    if len(hidden) <= head.chunk or not torch.is_grad_enabled():
+        return sum(map(each, hidden.split(head.chunk), labels.split(head.chunk)))
+    return _InChunks.apply(hidden, labels, each, head.chunk, seed, *head.weights())
 
 # %% ../nbs/31_models.ipynb #94115ee0
 def _check_vocabulary(model, store):

@@ -125,7 +125,7 @@ def _hooks(self: Packing, inputs, unpack):
 
 # %% ../nbs/32_packing.ipynb #c658891c
 @patch
-def __call__(self: Packing, inputs):
+def __call__(self: Packing, inputs, body=None): # body: of the model, to call instead for hidden states
     "Logits of a pack, see `steps.packed_of`: [sequences, classes], or [1, tokens, classes]"
     ids, unpack = inputs['input_ids'], None
     outer = dict(input_ids=ids, attention_mask=inputs['attention_mask'])
@@ -137,7 +137,7 @@ def __call__(self: Packing, inputs):
     hooks = []
     try:
         hooks.extend(self._hooks(inputs, unpack))
-        return self.model(**outer).logits
+        return self.model(**outer).logits if body is None else body(**outer).last_hidden_state
     finally:
         for hook in hooks: hook.remove()
 

@@ -21,7 +21,7 @@ class Packing:
 
     def __init__(self, model: torch.nn.Module, per_token: bool): ...
 
-    def __call__(self, inputs):
+    def __call__(self, inputs, body=None):
         """Logits of a pack, see `steps.packed_of`: [sequences, classes], or [1, tokens, classes]"""
 def packing_trial_store(config, max_length, task):
     """A store of three rows: a short one, a longer one (longer than a sliding window), and one of the short one's length"""

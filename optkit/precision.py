@@ -106,15 +106,17 @@ def choose_scaler(compute: str) -> Choice:
     return Choice(True, 'fp16 loses gradients below 6e-8: the loss is scaled up, and steps that overflow are skipped')
 
 # %% ../nbs/15_precision.ipynb #1a71aef4
-def choose_weights(compute: str, weights: str | None = None) -> Choice:
+def choose_weights(compute: str, weights: str | None = None, masters: str | None = None) -> Choice:
     """The number format of the weights, and so of gradients and optimizer state, where products are in the format
     `compute`: 'fp32', or 'bf16' if `weights` asks for it"""
     if weights not in (None, 'fp32', 'bf16'): raise InputError(f'weights={weights!r}: expected fp32, bf16 or None')
     if weights == 'bf16':
         if compute != 'bf16':
             raise InputError(f'bf16 weights were asked for, but products are in {compute}; leave weights out')
-        return Choice('bf16', 'asked for; changes training: half the memory, and updates below about a 500th '
-                              'of a weight are rounded away')
+        updates = dict(fp32='updates go into copies in FP32, gradients and layers are in bf16',
+                       stochastic='updates are rounded up or down at random, so that small ones count on average')
+        lost = 'half the memory, and updates below about a 500th of a weight are rounded away'
+        return Choice('bf16', f'asked for; changes training: {updates.get(masters, lost)}')
     reason = ('products are FP32 anyway' if compute == 'fp32' else
               f'small updates survive, products run on copies in {compute}')
     return Choice('fp32', ('asked for; ' if weights else '') + reason)
@@ -363,7 +365,8 @@ def choose_precision(
     deterministic: bool = False, # the same bits each time, slower
     model: torch.nn.Module | None = None, # to look at its layers and heads
     mask: bool = False, # attention gets a mask, as padding makes one
-    held: str | None = None # format of the weights as they are; None: that of `model`, else FP32
+    held: str | None = None, # format of the weights as they are; None: that of `model`, else FP32
+    masters: str | None = None # 'fp32' or 'stochastic': how small updates of weights in bf16 count
 ) -> Precision:
     "How to compute on `hw`; a pure function, `InputError` for what the machine cannot do"
     choice = choose_format(hw, prefer)
@@ -373,7 +376,7 @@ def choose_precision(
     return Precision(
         choice, choose_tf32(hw, compute, tf32), choose_scaler(compute),
         choose_sdpa(hw, held if compute == 'fp32' else compute, fixed_shapes, **calls), hw.device,
-        choose_weights(compute, weights),
+        choose_weights(compute, weights, masters),
         choose_fp8(hw, facts['widths'], fp8, import_problem('torchao') if fp8 else '', compiled),
         choose_cudnn_benchmark(facts['convolutions'], deterministic), choose_deterministic(deterministic), held=held)
 

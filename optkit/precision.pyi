@@ -22,7 +22,7 @@ def choose_tf32(hw: Hardware, compute: str, tf32: bool | None=None) -> Choice:
 against it. `InputError` where the device has none."""
 def choose_scaler(compute: str) -> Choice:
     """Whether the loss has to be scaled in that format so that small gradients survive"""
-def choose_weights(compute: str, weights: str | None=None) -> Choice:
+def choose_weights(compute: str, weights: str | None=None, masters: str | None=None) -> Choice:
     """The number format of the weights, and so of gradients and optimizer state, where products are in the format
 `compute`: 'fp32', or 'bf16' if `weights` asks for it"""
 FP8_WIDTH: int
@@ -96,5 +96,5 @@ class Precision:
     def applied(self):
         """Set TF32, cuDNN, determinism and the attention backends inside the block, restore all after it.
 May be nested and used again. The switches are the whole process's: not for two threads at once."""
-def choose_precision(hw: Hardware, prefer: str | None=None, tf32: bool | None=None, fixed_shapes: bool=False, weights: str | None=None, fp8: bool=False, compiled: bool=False, deterministic: bool=False, model: torch.nn.Module | None=None, mask: bool=False, held: str | None=None) -> Precision:
+def choose_precision(hw: Hardware, prefer: str | None=None, tf32: bool | None=None, fixed_shapes: bool=False, weights: str | None=None, fp8: bool=False, compiled: bool=False, deterministic: bool=False, model: torch.nn.Module | None=None, mask: bool=False, held: str | None=None, masters: str | None=None) -> Precision:
     """How to compute on `hw`; a pure function, `InputError` for what the machine cannot do"""

@@ -1,12 +1,13 @@
 # Made by tools/stubs.py from the modules: run that.
 
+from .base import Choice
 from .cards import Hardware
 from .config import TrainConfig
 from dataclasses import dataclass
 from typing import Any
 import pandas as pd
 
-__all__ = ['Gain', 'gain_of', 'Preset', 'model_shape', 'memory_estimate', 'rows_that_fit', 'preset_of', 'diff']
+__all__ = ['Gain', 'gain_of', 'Preset', 'model_shape', 'memory_estimate', 'rows_that_fit', 'forecast_memory', 'preset_of', 'diff']
 @dataclass(frozen=True)
 class Gain:
     """What an optimization was measured to be worth: factors over the step without it, above 1 is faster"""
@@ -58,6 +59,28 @@ def memory_estimate(shape: dict, rows: int, max_length: int=512, bytes_each: int
     """What a training step takes, by count: an estimate. `optkit.sizes.plan_batch` measures."""
 def rows_that_fit(total_bytes: int, shape: dict, max_length: int=512, bytes_each: int=2, keeps_matrix: bool | None=None, share: float=0.9, **options) -> int:
     """How many rows of full length fit beside weights, gradients and AdamW"""
+OUTSIDE: float
+GAPS: float
+@dataclass(frozen=True)
+class MemoryForecast:
+    """What a training takes on a card at its peak, before anything is loaded"""
+    what: str
+    parts: dict
+    layers: tuple[int, ...]
+    card: str = ...
+    total_bytes: int | None = ...
+
+    @property
+    def tensors(self): ...
+
+    @property
+    def peak(self): ...
+
+    @property
+    def fits(self) -> Choice: ...
+def forecast_memory(model: Any, config: TrainConfig | None=None, rows: int=1, tokens: int=512, card: str | Hardware | None=None, task: str='classification', quantised: str | None=None, best: bool=True) -> MemoryForecast:
+    """What a training step takes, by count, before a model is loaded. The step is the plain engine's; what compiled
+layers save is not counted. Raises `InputError` for what cannot be built."""
 def preset_of(card: str | Hardware='auto', model: Any=None, max_length: int=512, records: pd.DataFrame | None=None, **changes) -> Preset:
     """A configuration for a card, each value with its reason. Raises `InputError` for an unknown card, and for what
 does not fit by estimate."""

@@ -33,6 +33,7 @@ class Shape:
     rows: int # at most
     tokens: int # of all rows
     width: int = 0 # tokens of each row, where rows are padded; 0: they lie end to end
+    aims: int = 0 # tokens with a target at most, which get logits of a vocabulary; 0: all tokens
 
     def __repr__(self):
         return f'Shape({self.rows} x {self.width})' if self.width else f'Shape({self.rows} rows, {self.tokens} tokens)'
@@ -355,7 +356,9 @@ def _heads(self: EndToEnd, inputs):
 
 # %% ../nbs/37_shapes.ipynb #ac0d63b7
 @patch
-def __call__(self: EndToEnd, inputs: dict): # see `StaticBatch.inputs`
+def __call__(self: EndToEnd, inputs: dict, # see `StaticBatch.inputs`
+    body: torch.nn.Module | None = None # of the model, to call instead for hidden states
+):
     "Logits [rows, classes], or [1, tokens, classes] of tokens, after `set_rows`"
     ids, hooks = inputs['input_ids'], []
     outer, unpack = dict(input_ids=ids, attention_mask=torch.ones_like(ids)), None
@@ -366,7 +369,7 @@ def __call__(self: EndToEnd, inputs: dict): # see `StaticBatch.inputs`
             no_positions = dict(relative_pos=torch.zeros(1, 1, 1, dtype=torch.int64, device=ids.device))
             without = lambda module, args, kwargs: (args, kwargs | no_positions)
             hooks.append(self.encoder.register_forward_pre_hook(without, with_kwargs=True))
-        return self.model(**outer).logits
+        return self.model(**outer).logits if body is None else body(**outer).last_hidden_state
     finally:
         self.rows.on = False
         for hook in hooks: hook.remove()
@@ -418,9 +421,13 @@ class PaddedCall:
     ):
         "Padded rows need none"
 
-    def __call__(self, inputs: dict): # see `StaticBatch.inputs`
+    def __call__(self, inputs: dict, # see `StaticBatch.inputs`
+        body: torch.nn.Module | None = None # as of `EndToEnd`
+    ):
+        "Logits, or hidden states"
         names = 'input_ids', 'attention_mask', 'token_type_ids'
-        return self.model(**{n: inputs[n] for n in names if n in inputs}, **self.extra).logits
+        given = {n: inputs[n] for n in names if n in inputs} | self.extra
+        return self.model(**given).logits if body is None else body(**given).last_hidden_state
 
     @contextmanager
     def switched(self,

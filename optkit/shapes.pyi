@@ -16,6 +16,7 @@ class Shape:
     rows: int
     tokens: int
     width: int = ...
+    aims: int = ...
 def length_ladder(longest: int, least: int=32) -> tuple[int, ...]:
     """Lengths of padded rows, in multiples of 16 tokens"""
 def padded_shapes(lengths: np.ndarray, rows: int, tokens: int=4096) -> Choice:
@@ -92,7 +93,7 @@ class EndToEnd(Packing):
     @property
     def attention(self) -> str: ...
 
-    def __call__(self, inputs: dict):
+    def __call__(self, inputs: dict, body: torch.nn.Module | None=None):
         """Logits [rows, classes], or [1, tokens, classes] of tokens, after `set_rows`"""
 
     def compile_ahead(self, rows: int, longest: int, device: torch.device, dtype: torch.dtype) -> threading.Thread | None:
@@ -109,7 +110,8 @@ class PaddedCall:
     def set_rows(self, shape: object, inputs: object, longest: object):
         """Padded rows need none"""
 
-    def __call__(self, inputs: dict): ...
+    def __call__(self, inputs: dict, body: torch.nn.Module | None=None):
+        """Logits, or hidden states"""
 
     @contextmanager
     def switched(self, layers: object=...): ...

@@ -4,22 +4,30 @@
 
 # %% auto #0
 __all__ = ['StepProbe', 'EvaluationProbe', 'PackProbe', 'plan_batch', 'plan_table', 'plan_tokens', 'plan_evaluation',
-           'plan_checkpointing', 'training_flops']
+           'plan_checkpointing', 'on_meta', 'step_bytes', 'training_flops']
 
 # %% ../nbs/34_sizes.ipynb #bcdd901a
-from contextlib import contextmanager
+import copy, inspect, time, warnings, weakref
+from contextlib import contextmanager, ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch as patched
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from fastcore.basics import patch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .base import Choice
 from .precision import text_config
 from .store import TokenStore
 from .steps import Layout, MicroBatch
 from .batch_finder import BatchPlan, find_batch_size, find_batch_table, find_max_tokens, MemoryProbe
+from .models import CausalHead, loss_in_chunks
 from .engine import CHECKPOINTING, choose_checkpointing, Engine, set_checkpointing
 
 # %% ../nbs/34_sizes.ipynb #8a50b798
@@ -218,25 +226,187 @@ def _fitted(self: Layout, engine, store, effective, headroom, limit):
     table = _rows_by_length(engine, store, plan, effective, headroom, limit)
     return replace(layout, table=table.value), [*decisions, ('rows by length', table)], plan
 
+# %% ../nbs/34_sizes.ipynb #8a7fff29
+def _step_seconds(engine, store, plan, effective):
+    "Seconds of an optimizer step of the longest rows, cut as planned: the least of three after one"
+    probe, times = StepProbe(engine, store), []
+    step = [MicroBatch(rows, probe.pad_to) for rows in np.array_split(probe._rows(effective), plan.accumulation)]
+    with engine.preserved(), _alone(engine):
+        for _ in range(4):
+            start = time.perf_counter()
+            engine.step(store, step).item() # waits for the device
+            times.append(time.perf_counter() - start)
+    return min(times[1:])
+
 # %% ../nbs/34_sizes.ipynb #12a6a33b
 def plan_checkpointing(
     engine: Engine, # gets the mode that is chosen
     store: TokenStore, # on the engine's device
     effective: int, # rows of an optimizer step
     enough: int = 8, # see `choose_checkpointing`
+    timed: bool = False, # take the fastest of all modes, by steps with the rows that fit; False: the first with enough
     **kwargs # of `plan_batch`
 ) -> tuple[Choice, BatchPlan]: # the mode, which the engine then has; its physical batch
-    "Find the cheapest mode of gradient checkpointing that lets enough rows through. Raises `MemoryError` without one."
-    fits, plans = {}, {}
+    "Choose gradient checkpointing by what fits, or by speed too. Raises `MemoryError` where nothing fits."
+    fits, plans, seconds = {}, {}, {}
     for mode in CHECKPOINTING:
         set_checkpointing(engine.model, mode)
         try: plans[mode] = plan_batch(engine, store, effective, **kwargs)
         except MemoryError: continue
         fits[mode] = max(p.batch for p in plans[mode].tried if p.fits)
-        if fits[mode] >= min(enough, effective): break
-    choice = choose_checkpointing(fits, effective, enough)
+        if timed: seconds[mode] = _step_seconds(engine, store, plans[mode], plans[mode].effective)
+        elif fits[mode] >= min(enough, effective): break
+        if plans[mode].accumulation == 1: break # a mode that computes more lets no more through
+    choice = choose_checkpointing(fits, effective, enough, seconds)
     set_checkpointing(engine.model, choice.value)
     return choice, plans[choice.value]
+
+# %% ../nbs/34_sizes.ipynb #81252486
+class _FlashLike(torch.autograd.Function):
+    "What flash attention keeps, without computing anything"
+    @staticmethod
+    def forward(ctx, q, k, v, mask):
+        out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1]).transpose(1, 2) # by token
+        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1], dtype=torch.float32), mask)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad): return *map(torch.empty_like, ctx.saved_tensors[:3]), None
+
+def _attention(q, k, v, attn_mask=None, *args, **kwargs):
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind): q, k, v = (t.to(torch.get_autocast_dtype(kind)) for t in (q, k, v))
+    return _FlashLike.apply(q, k, v, attn_mask)
+
+def _in_fp32(function):
+    "Of a function that autocast runs in FP32 on a GPU"
+    def call(x, *args, **kwargs):
+        half = torch.is_autocast_enabled(x.device.type) and x.dtype in (torch.float16, torch.bfloat16)
+        return function(x.float() if half else x, *args, **kwargs)
+    return call
+
+def _dropout(x, p=.5, training=True, inplace=False): return torch.native_dropout(x, p, True)[0] if training and p else x
+
+@contextmanager
+def _as_on_gpu():
+    "Functions of torch keep what they keep on a GPU"
+    from transformers import masking_utils
+    names = dict(scaled_dot_product_attention=_attention, dropout=_dropout, softmax=_in_fp32(F.softmax),
+                 layer_norm=_in_fp32(F.layer_norm))
+    with ExitStack() as stack:
+        for name, function in names.items(): stack.enter_context(patched.object(F, name, function))
+        if hasattr(masking_utils, name := 'find_packed_sequence_indices'): # which cannot read the numbers of positions
+            stack.enter_context(patched.object(masking_utils, name, lambda *args, **kwargs: None))
+        yield
+
+# %% ../nbs/34_sizes.ipynb #fd72d91d
+class _LiveBytes(TorchDispatchMode):
+    "Bytes of storages that operations inside have made and something holds"
+    def __init__(self, others): # tensors that count nothing
+        super().__init__()
+        self.now = self.most = self.gradients = self.gradients_at_most = 0
+        self.known = WeakIdKeyDictionary()
+        for t in others: self.known[t.untyped_storage()] = True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor): self._count(tensor.untyped_storage())
+        return out
+
+    def _count(self, storage):
+        if storage in self.known: return
+        self.known[storage] = True
+        size = _up_to(storage.nbytes(), 512) # as torch's allocator hands it out
+        self.now += size
+        weakref.finalize(storage, self._free, size)
+        if self.now > self.most: self.most, self.gradients_at_most = self.now, self.gradients
+
+    def _free(self, size): self.now -= size
+
+# %% ../nbs/34_sizes.ipynb #f22a3f5e
+def _fake(model, memo):
+    "The model with its tensors replaced by such without memory, in place, on a processor; shared ones stay shared"
+    def new(t):
+        if id(t) not in memo:
+            made = torch.empty(t.shape, dtype=t.dtype, device='cpu')
+            memo[id(t)] = torch.nn.Parameter(made, t.requires_grad) if isinstance(t, torch.nn.Parameter) else made
+        return memo[id(t)]
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, t in tensors.items():
+                if t is not None: tensors[name] = new(t)
+    return model
+
+def on_meta(
+    model: torch.nn.Module # of transformers, on any device
+) -> torch.nn.Module: # a copy
+    "The modules of a model around tensors that have a shape alone"
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    shapes = {n: torch.nn.Parameter(t.detach().to('meta'), t.requires_grad) if isinstance(t, torch.nn.Parameter)
+              else t.to('meta') for n, t in tensors.items()}
+    return copy.deepcopy(model, shapes)
+
+# %% ../nbs/34_sizes.ipynb #c2ddf43c
+class StepBytes(NamedTuple):
+    "What a training step takes beside weights, optimizer and gradients of earlier micro-batches"
+    activations: int # held for the backward pass when the model's body has run
+    layers: tuple[int, ...] # of which each layer holds
+    moment: int # beside these at the peak: the loss, what lives for a moment, gradients so far
+    gradients_at_peak: int # of the latter
+    gradients: int # of all weights that train
+
+    @property
+    def peak(self): return self.activations + self.moment # bytes
+
+# %% ../nbs/34_sizes.ipynb #7a00b6ec
+def _marked(model, mark):
+    "Hooks that call `mark` before and behind each layer of a model"
+    layers = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len, default=())
+    return [hook(mark) for m in layers for hook in (m.register_forward_pre_hook, m.register_forward_hook)]
+
+def _loss_of_step(model, rows, tokens, task, count):
+    "The loss as the engine computes it, after `count`, which is called when the model's body has run"
+    ids, inner = torch.zeros(rows, tokens, dtype=torch.int64), getattr(model, 'get_base_model', lambda: model)()
+    no_cache = dict(use_cache=False) if 'use_cache' in inspect.signature(inner.forward).parameters else {}
+    if task == 'causal' and (head := CausalHead(model)).body is not None:
+        states = head.body(input_ids=ids, **no_cache)
+        head.output, hidden = type(states), states.last_hidden_state.flatten(0, 1)
+        del states
+        count()
+        aims = torch.zeros(len(hidden), dtype=torch.int64)
+        return loss_in_chunks(head, hidden, aims, lambda logits, aims: F.cross_entropy(logits, aims, reduction='sum'))
+    logits = model(input_ids=ids, **no_cache).logits
+    count()
+    return F.cross_entropy(logits.flatten(0, -2).float(), torch.zeros(logits.shape[:-1].numel(), dtype=torch.int64))
+
+# %% ../nbs/34_sizes.ipynb #a1612970
+def step_bytes(
+    model: torch.nn.Module, # of transformers, or of peft around one, on the device 'meta'; see `on_meta`
+    rows: int, tokens: int, # of the micro-batch, all rows of one length
+    task: str = 'classification', # as of a store; for `causal` each token has a target
+    compute: str = 'bf16' # format of products
+) -> StepBytes:
+    "Count a training step of a model that has no weights; the model is used up"
+    model, marks, memo = model.train(), [], {}
+    with FakeTensorMode(allow_non_fake_inputs=True), _as_on_gpu(), warnings.catch_warnings(action='ignore'):
+        model = _fake(model, memo)
+        live = _LiveBytes([*model.parameters(), *model.buffers()])
+        trained = [p for p in model.parameters() if p.requires_grad]
+        hooks = _marked(model, lambda *_: marks.append(live.now))
+        def counted(p): live.gradients += p.nbytes
+        for p in trained: p.register_post_accumulate_grad_hook(counted)
+        def body_has_run():
+            marks.append(live.now)
+            for hook in hooks: hook.remove() # what is computed again is no other layer
+        with live:
+            with torch.autocast('cpu', torch.bfloat16, enabled=compute != 'fp32'):
+                loss = _loss_of_step(model, rows, tokens, task, body_has_run)
+            loss.backward()
+    *inside, activations = marks
+    layers = tuple(max(0, after - before) for before, after in zip(inside[::2], inside[1::2]))
+    moment, gradients = live.most - activations, sum(p.nbytes for p in trained)
+    return StepBytes(activations, layers, moment, live.gradients_at_most, gradients)
 
 # %% ../nbs/34_sizes.ipynb #a36a6833
 def training_flops(

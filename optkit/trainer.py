@@ -339,7 +339,7 @@ def _train_epoch(self: Trainer, rows):
 
 # %% ../nbs/46_trainer.ipynb #c9ea229b
 ROUNDING_ONLY_FIELDS = setting_types(TrainConfig).keys() - {f.name for f in fields(Hyperparameters)} - {
-    'precision', 'optimizer', 'weights', 'fp8'} | {'recover', 'spike'} # a resumed run may have others
+    'precision', 'optimizer', 'weights', 'masters', 'fp8'} | {'recover', 'spike'} # a resumed run may have others
 
 # %% ../nbs/46_trainer.ipynb #f49e0777
 def settings_that_count(config: TrainConfig) -> dict: # plain values
@@ -632,8 +632,8 @@ def refit(self: Trainer,
 # %% ../nbs/46_trainer.ipynb #d5c5827b
 ENGINE_FIELDS = { # what only `make_engine` reads
     'precision', 'tf32', 'fused', 'compile', 'fast', 'graphs', 'channels_last', 'zero_grad_none', 'optimizer',
-    'checkpointing', 'attention', 'weights', 'fp8', 'cudnn_benchmark', 'deterministic', 'ema', 'adapter',
-    'adapter_rank', 'adapter_alpha', 'adapter_dropout', 'adapter_targets'}
+    'checkpointing', 'attention', 'weights', 'masters', 'fp8', 'cudnn_benchmark', 'deterministic', 'ema',
+    'adapter', 'adapter_rank', 'adapter_alpha', 'adapter_dropout', 'adapter_targets'}
 
 # %% ../nbs/46_trainer.ipynb #b448e3e6
 def with_rows(

@@ -21,7 +21,7 @@ from optkit.base import read_json
 from optkit.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ('detect', 'status', 'bench', 'train', 'tune', 'forecast', 'report', 'worker', 'demo')
+COMMANDS = ('detect', 'status', 'memory', 'bench', 'train', 'tune', 'forecast', 'report', 'worker', 'demo')
 
 
 @pytest.fixture(scope='module')
