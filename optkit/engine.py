@@ -25,7 +25,7 @@ from .store import TokenStore
 from .steps import Batch, batch_of, is_cut, Layout, MicroBatch, packed_of, row_numbers, step_of
 from .batch_finder import is_out_of_memory, preserved
 from .models import set_padding, check_tokens
-from .packing import NOT_PACKED, Packing, packing_problem
+from .packing import logits_of, NOT_PACKED, Packing, packing_problem
 
 # %% ../nbs/33_engine.ipynb #7fe1a863
 OPTIMIZERS = ('adamw', 'adamw_8bit')
@@ -314,7 +314,7 @@ def call(self: Layout,
 ): # takes the inputs of a micro-batch, returns logits
     """How the engine's model is called. Packs are tried out at the first call and whenever one is longer than before.
     Raises `InputError` for a model that is not packed rightly."""
-    if self.name != 'packed': return lambda inputs: engine.forward(**inputs).logits
+    if self.name != 'packed': return lambda inputs: logits_of(engine.forward(**inputs))
     key, model, training = (store.task, store.max_length), engine.model, engine.model.training
     packed, tried = engine.packings.get(key) or (Packing(model, store.task in ('tokens', 'causal')), -1)
     if tokens <= tried: return packed
@@ -537,7 +537,7 @@ def _outputs(engine, store, rows, width):
     For `causal` the loss of each target and whether its token was the likeliest."""
     inputs, labels = _batch(engine, store, MicroBatch(rows, width))
     if engine.replays: torch.compiler.cudagraph_mark_step_begin()
-    logits = engine.forward(**inputs).logits
+    logits = logits_of(engine.forward(**inputs))
     if store.targets is None: # the next replay overwrites the logits
         return logits.float().clone() if engine.replays else logits.float()
     count = int(store.targets[rows].sum())

@@ -41,6 +41,7 @@ class FastEngine(Engine):
     admitted: Any
     longest: Any
     padding_ends: Any
+    may_checkpoint: list
     optimizer: Any
     total: Any
     smoothing: Any

@@ -1275,3 +1275,28 @@ def test_gradients_of_the_step_before_are_gone():
     same_weights(plain.model, fast.model)
     assert torch.equal(fast.model.unused, torch.ones_like(fast.model.unused))
 
+
+@pytest.mark.parametrize('kind', [Engine, Fast], ids=['plain', 'fast'])
+@pytest.mark.parametrize('family', ['bert', 'deberta'])
+def test_a_model_that_answers_with_tuples_trains_as_one_with_names(kind, family):
+    def model():
+        torch.manual_seed(0)
+        return example_model(dropout=0.) if family == 'bert' else tf.DebertaV2ForSequenceClassification(tf.DebertaV2Config(**small() | DEBERTA))
+    named, tuples = model(), model()
+    tuples.config.return_dict = False
+    engines = [kind(m, FP32) for m in (named, tuples)]
+    for layout in ('sorted', 'packed') if kind is Engine and family == 'bert' else ('sorted',):
+        assert losses(engines[0], layout=layout) == losses(engines[1], layout=layout)
+    assert torch.equal(*(e.predict(STORE, range(9)) for e in engines)) and not getattr(engines[1], 'notes', ())
+
+
+def test_checkpointing_that_is_switched_on_behind_the_engine_is_refused_before_anything_changes():
+    engine = Fast(example_model(), FP32)
+    before = losses(engine)
+    with torch.random.fork_rng():
+        engine.model.gradient_checkpointing_enable()
+        weights = {n: p.clone() for n, p in engine.model.named_parameters()}
+        with pytest.raises(InputError, match="switched on after the fast engine was built.*checkpointing='full'"): engine.step(STORE, [0, 1])
+        assert all(torch.equal(p, weights[n]) for n, p in engine.model.named_parameters())
+        engine.model.gradient_checkpointing_disable()
+    assert losses(engine) == before
