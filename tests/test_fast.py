@@ -503,8 +503,8 @@ def test_every_task_in_every_layout_of_the_plain_path(family, head, task, layout
 # waiting
 
 
-@pytest.mark.parametrize('values', [dict(), dict(max_grad_norm=0.), dict(class_weights=(.3, 2.), label_smoothing=.1)], ids=str)
-@pytest.mark.parametrize('name', ['bert', 'deberta', 'llama', 'modernbert mean', 'deberta with a convolution'])
+@pytest.mark.parametrize('name, values', [*((name, dict()) for name in ('bert', 'deberta', 'llama', 'modernbert mean', 'deberta with a convolution')),
+                                          ('bert', dict(max_grad_norm=0.)), ('deberta', dict(class_weights=(.3, 2.), label_smoothing=.1))], ids=str)
 def test_a_step_waits_for_nothing(name, values, monkeypatch):
     "Neither on a step of several micro-batches nor on one that is short, whether rows are end to end (but for the plain version of attention) or padded; a wait that is planted is seen"
     from test_engine import NoWait

@@ -153,7 +153,7 @@ def test_the_best_few_run_again_on_other_folds(folder, tmp_path, monkeypatch):
     real = trainer_module.fold_runner
     def watched(engine, store, folds, config): seen.append((folds, config.seed)); return real(engine, store, folds, config)
     monkeypatch.setattr(optkit.job, 'fold_runner', watched)
-    run(config(folder, out, confirm=3))
+    run(config(folder, out, epochs=3, confirm=3))
     (first, seed), (other, again_seed) = seen
     assert again_seed == seed + 1 and all(set(a[1]) != set(b[1]) for a in first for b in other) and {*map(int, sum((list(f[1]) for f in first), []))} == {*map(int, sum((list(f[1]) for f in other), []))}
     study, again, final = (read_json(out / f'{n}.json') for n in ('study', 'confirm', 'final'))
@@ -165,10 +165,10 @@ def test_the_best_few_run_again_on_other_folds(folder, tmp_path, monkeypatch):
     assert any(d['what'] == 'best trial' and f"{won['fresh']:.4f}" in d['reason'] and f"{won['search']:.4f}" in d['reason'] for d in read_json(out / 'decisions.json'))
     for stage in ('confirm', 'final'): (out / f'{stage}.json').unlink()
     seen.clear()
-    run(config(folder, out, confirm=3))
+    run(config(folder, out, epochs=3, confirm=3))
     assert read_json(out / 'confirm.json') == again and read_json(out / 'final.json')['trial'] == final['trial'], 'kept with the study'
     (out / 'confirm.json').unlink()
-    run(config(folder, out, confirm=1))
+    run(config(folder, out, epochs=3, confirm=1))
     assert read_json(out / 'final.json')['trial'] == study['best'], 'another winner is refitted'
 
 
