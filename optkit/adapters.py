@@ -334,7 +334,8 @@ def adapter_path(
 def refresh_norms(
     model: torch.nn.Module # under an adapter; nothing happens without DoRA
 ):
-    "Compute DoRA's norms of all layers anew, in place"
+    """Compute DoRA's norms of all layers anew, in place. To be called after weights were written by hand past autograd,
+    as by `B.data.copy_(...)`, or in any way under a compiled or captured step: nothing notices that."""
     alike = {}
     for layer, name in _dora_layers(model):
         weight, versions = layer.get_base_layer().weight, _versions(layer, name)
@@ -471,7 +472,11 @@ def add_adapter(
     _check_quantised(model)
     _check_targets(model, config)
     from peft import get_peft_model
-    try: return _finished(get_peft_model(model, config), together)
+    try:
+        with warnings.catch_warnings(): # peft asks transformers for it by its old name
+            warnings.filterwarnings('ignore', '`is_gradient_checkpointing` is deprecated', FutureWarning)
+            adapted = get_peft_model(model, config)
+        return _finished(adapted, together)
     except (ValueError, TypeError) as exc:
         kind = 'dora' if config.use_dora else 'lora'
         raise InputError(f'no {kind} adapter for {name}: {first_line(exc, 200)}') from None

@@ -27,6 +27,7 @@ from .precision import import_problem
 from .batch_finder import is_out_of_memory
 from .models import quiet
 from .storage import silent
+from .timing import rounds_words
 from .claims import all_claims
 from .page import (
     card_and_date, ceilings_figure, claims_figure, drawing_block, duration_words, ENOUGH, gib_words, ladder_figure,
@@ -519,7 +520,7 @@ def _alone_cell(row):
     "What was measured alone, with its small print"
     record = row.get('recorded')
     parts = (row['figure'] if row['ratio'] else None, row['note'], _SOURCES.get(row['source']),
-             f"{row['repeats']} rounds" if row.get('repeats') else None,
+             rounds_words(row['repeats']) if row.get('repeats') else None,
              f"{record['file']}: {record['text']}" if record else None)
     return _factor_cell(row['ratio'], row['figure'] or 'no figure', '; '.join(map(str, filter(None, parts))) or None)
 

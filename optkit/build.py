@@ -23,6 +23,7 @@ from .steps import row_numbers
 from .augment import check_augment
 from .batch_finder import is_out_of_memory
 from .models import seeded
+from .packing import logits_of
 from .engine import Engine
 import optkit.sizes # `Layout.fitted`
 from .fast import FastEngine
@@ -270,7 +271,7 @@ def _check_ahead(engine, store):
     rows[1, -1] = (row[-1] + 1) % (row.max() + 1)
     model.eval()
     try:
-        with tf32_set(False): logits = model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
+        with tf32_set(False): logits = logits_of(model(input_ids=rows, attention_mask=torch.ones_like(rows)))
     finally: model.train(training)
     one, two = logits[:, :-1].float()
     rounding = 1e-4 if next(model.parameters()).dtype in (torch.float32, torch.float64) else 3e-2

@@ -26,7 +26,7 @@ from .store import TokenStore
 from .steps import Batch, batch_of, is_cut, Layout, MicroBatch, packed_of, row_numbers, step_of
 from .batch_finder import is_out_of_memory, preserved
 from .models import CausalHead, check_tokens, head_problem, loss_in_chunks, set_padding
-from .packing import NOT_PACKED, Packing, packing_problem
+from .packing import logits_of, NOT_PACKED, Packing, packing_problem
 
 # %% ../nbs/33_engine.ipynb #7fe1a863
 MASTERS = (None, 'fp32', 'stochastic')
@@ -447,7 +447,7 @@ def call(self: Layout,
 ): # takes the inputs of a micro-batch, returns logits
     """How the engine's model is called. Packs are tried out at the first call and whenever one is longer than before.
     Raises `InputError` for a model that is not packed rightly."""
-    if self.name != 'packed': return lambda inputs: engine.forward(**inputs).logits
+    if self.name != 'packed': return lambda inputs: logits_of(engine.forward(**inputs))
     key, model, training = (store.task, store.max_length), engine.model, engine.model.training
     packed, tried = engine.packings.get(key) or (Packing(model, store.task in ('tokens', 'causal')), -1)
     if tokens <= tried: return packed
@@ -670,7 +670,7 @@ def _outputs(engine, store, rows, width):
         hidden, aims = _aimed(engine, store, inputs, labels, count := int(store.targets[rows].sum()))
         each = [_losses_and_hits(head(h).float(), a) for h, a in zip(hidden.split(head.chunk), aims.split(head.chunk))]
         return torch.cat(each)[:count]
-    logits = engine.forward(**inputs).logits
+    logits = logits_of(engine.forward(**inputs))
     if store.targets is None: # the next replay overwrites the logits
         return logits.float().clone() if engine.replays else logits.float()
     count = int(store.targets[rows].sum())

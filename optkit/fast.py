@@ -23,7 +23,7 @@ from .store import TokenStore
 from .steps import batch_of, is_cut, row_numbers
 from .batch_finder import is_out_of_memory
 from .models import loss_in_chunks
-from .packing import packing_trial_store
+from .packing import logits_of, packing_trial_store
 from .engine import Engine, step_weight
 from .disentangled import disentangled_problem
 from .shapes import cut, EndToEnd, masked_loss, PaddedCall, Shape, ShapeLayout, StaticBatch
@@ -145,6 +145,7 @@ class FastEngine(Engine):
         self.calls, self.built, self.compiled = {}, {}, None # calls, parts of steps, a layer
         self.notes, self.built_s, self.full, self.ahead = [], 0., 0, None # full: rows of a full step; ahead: a thread
         self.admitted, self.longest, self.padding_ends = weakref.WeakSet(), 0, False # stores, and what is known of them
+        self.may_checkpoint = [m for m in self.model.modules() if hasattr(m, 'gradient_checkpointing')]
         if not self.reason: self._make_static()
         if self.layers and cuda and not self.reason: _import_compiler()
 
@@ -315,7 +316,7 @@ def rows_problem(engine: Engine, call: EndToEnd, store: TokenStore, exact: bool 
 
 def _logits_of(call, output, trial, order):
     "Logits of rows, or of all their tokens one after the other"
-    logits = output.logits.float()
+    logits = logits_of(output).float()
     return torch.cat([l[:trial.lengths[r]] for l, r in zip(logits, order)]) if call.per_token else logits
 
 # %% ../nbs/38_fast.ipynb #bd6c3cd6
@@ -599,6 +600,14 @@ def _built_parts(self: FastEngine, store, rows, weight):
         gc.collect() # behind the `except`: the exception is gone
         if self.device.type == 'cuda': torch.cuda.empty_cache()
 
+# %% ../nbs/38_fast.ipynb #5808a429
+@patch
+def _check_checkpointing(self: FastEngine):
+    "Raises `InputError` where what is kept for the backward pass is no longer what shapes were built for"
+    if any(m.gradient_checkpointing for m in self.may_checkpoint): raise InputError(
+        'gradient checkpointing was switched on after the fast engine was built; call '
+        "model.gradient_checkpointing_disable(), or build an engine with checkpointing='full'")
+
 # %% ../nbs/38_fast.ipynb #392440ef
 @patch
 def step(self: FastEngine,
@@ -609,6 +618,7 @@ def step(self: FastEngine,
     if self.shapes is None or not len(step):
         Engine._clear_gradients(self, not self.gradients)
         return Engine.step(self, store, step)
+    self._check_checkpointing()
     if not self.model.training: self.model.train()
     self.check_store(store)
     rows = np.concatenate([m.rows for m in step]) if is_cut(step) else row_numbers(store, step)

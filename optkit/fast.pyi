@@ -38,6 +38,7 @@ class FastEngine(Engine):
     admitted: Any
     longest: Any
     padding_ends: Any
+    may_checkpoint: list
     optimizer: Any
     embedding: Any
     total: Any

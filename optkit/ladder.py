@@ -16,7 +16,7 @@ import torch
 from tqdm.auto import tqdm
 
 from .cards import Hardware
-from .timing import compare, Comparison, Variant
+from .timing import compare, Comparison, interval_words, rounds_words, Variant
 from .records import mfu, quantiles, Record
 from .store import TokenStore
 from .steps import padded_tokens, real_tokens, steps
@@ -235,7 +235,8 @@ def _ladder(comparison, configs, rungs, plans, losses, store, model, hardware):
                        (losses[row], baseline), before_of.get(name), store, model, peak) for name, row in rows.items()]
     machine, effective = hardware.gpu.name if hardware.gpu else hardware.cpu.model, configs['baseline'].effective_batch
     note = (f'{effective} rows an optimizer step, at most {store.max_length} tokens, {machine}; '
-            f'{comparison.rounds} rounds, {comparison.confidence:.0%} intervals; MFU against the dense BF16 peak')
+            f'{rounds_words(comparison.rounds)}, {interval_words(comparison.confidence)}; '
+            'MFU against the dense BF16 peak')
     return Ladder(tuple(records), comparison, note)
 
 # %% ../nbs/70_ladder.ipynb #92387db5

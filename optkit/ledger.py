@@ -193,7 +193,7 @@ def _judged(row, claim, few):
     extra = row.get('extra') or {}
     verdicts = judge(claim, None if few else row['ratio'], extra.get('curve', ()), extra.get('pairs'))
     if few:
-        reason = f"{row['repeats']} rounds are too few for an interval"
+        reason = f"{row['repeats']} round{' is' if row['repeats'] == 1 else 's are'} too few for an interval"
         verdicts = [v | dict(verdict='undecided', reason=reason) if v['verdict'] else v for v in verdicts]
     return row | _verdicts(claim, verdicts)
 

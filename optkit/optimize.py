@@ -86,7 +86,7 @@ class CandidateResult:
     def remark(self) -> str: # before the reason of the choice
         if self.same: return f'nothing to measure ({self.same}); '
         if self.rounds is None or self.ratio: return ''
-        return f'{self.rounds} rounds here are too few to tell; '
+        return f"{self.rounds} round{' here is' if self.rounds == 1 else 's here are'} too few to tell; "
 
 # %% ../nbs/76_optimize.ipynb #b696026c
 def _measure_candidate(bench, config, with_, changes, budget_s, share_s):

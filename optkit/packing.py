@@ -123,6 +123,13 @@ def _hooks(self: Packing, inputs, unpack):
     pooled = getattr(self.base, 'pooler', None) is not None and self.encoder is not None
     if unpack is not None: yield (self.encoder if pooled else self.base).register_forward_hook(padded)
 
+# %% ../nbs/32_packing.ipynb #564ed515
+def logits_of(
+    output: object # of a model, which is a tuple where `config.return_dict` is False
+) -> torch.Tensor:
+    "The logits of an output of a model that got no labels"
+    return output[0] if isinstance(output, tuple) else output.logits
+
 # %% ../nbs/32_packing.ipynb #c658891c
 @patch
 def __call__(self: Packing, inputs, body=None): # body: of the model, to call instead for hidden states
@@ -137,7 +144,7 @@ def __call__(self: Packing, inputs, body=None): # body: of the model, to call in
     hooks = []
     try:
         hooks.extend(self._hooks(inputs, unpack))
-        return self.model(**outer).logits if body is None else body(**outer).last_hidden_state
+        return logits_of(self.model(**outer)) if body is None else body(**outer)[0]
     finally:
         for hook in hooks: hook.remove()
 
@@ -175,7 +182,7 @@ def packing_problem(
     weights = next(call.model.parameters())
     trial = packing_trial_store(call.model.config, store.max_length, store.task).to(weights.device)
     packed = partial(_packed_logits, call, trial, tokens)
-    padded = call.model(**batch_of(trial, [0, 1], trial.longest)[0]).logits.float()
+    padded = logits_of(call.model(**batch_of(trial, [0, 1], trial.longest)[0])).float()
     want = [padded[n, :trial.lengths[n]] if call.per_token else padded[n] for n in range(2)]
     scale = max(1e-6, max(w.abs().max().item() for w in want))
     rounding = {torch.float32: 1e-4, torch.float64: 1e-6}.get(weights.dtype, 3e-2)

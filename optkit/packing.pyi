@@ -23,6 +23,8 @@ class Packing:
 
     def __call__(self, inputs, body=None):
         """Logits of a pack, see `steps.packed_of`: [sequences, classes], or [1, tokens, classes]"""
+def logits_of(output: object) -> torch.Tensor:
+    """The logits of an output of a model that got no labels"""
 def packing_trial_store(config, max_length, task):
     """A store of three rows: a short one, a longer one (longer than a sliding window), and one of the short one's length"""
 @torch.no_grad()

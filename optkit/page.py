@@ -22,6 +22,7 @@ from .base import Choice
 from .records import results_folder
 from .roofline import recorded_roofline
 from .run_folder import read_part
+from .timing import interval_words
 from .claims import claim_of, claim_rows, claimed_interval, factor_words, is_finite, ratio_interval, verdict
 
 # %% ../nbs/61_page.ipynb #0089b77d
@@ -196,7 +197,7 @@ def ladder_figure(
     "How many times as fast as the baseline is each row?"
     rows = record_rows(records)
     level = records.get('confidence') if isinstance(records, dict) else None
-    interval = f'median, {level:.0%} interval' if level else 'median and interval'
+    interval = 'median and interval' if level is None else ('median, ' if level else '') + interval_words(level)
     figure, axes = _factor_chart(records, [_row_label(o) for o in rows], 1.3, f'Speed of {what}',
                                  f'times as fast as the baseline ({interval})', .5, -.7)
     for y, row in enumerate(rows): _draw_row(axes, y, row)
@@ -226,7 +227,8 @@ def row_verdict(
     ratio, against = _compared(row)
     choice, rounds = verdict(ratio, claim), row.get('repeats') or 0
     if choice.value == 'no claim': return choice
-    if 0 < rounds < ENOUGH: return Choice('undecided', f'{rounds} rounds are too few for an interval')
+    few = f"{rounds} round{' is' if rounds == 1 else 's are'} too few for an interval"
+    if 0 < rounds < ENOUGH: return Choice('undecided', few)
     return Choice(choice.value, f'Against {against}: {choice.reason}')
 
 # %% ../nbs/61_page.ipynb #c71b424e

@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from .base import moved, write_whole
 from .metrics import signed
+from .timing import interval_words
 from .claims import claim_of, claim_rows, factor_words, is_finite, ratio_interval
 from .page import (
     card_and_date, claims_figure, code_block, CONTROL, count_words, drawing_block, duration_words, expected_files,
@@ -27,7 +28,7 @@ from .page import (
     share_words, study_figure, table_block, text_block, training_figure, trial_state, trial_value)
 
 # %% ../nbs/62_report.ipynb #36c2a166
-def _level(record): return f"{record['confidence']:.0%} interval" if is_finite(record.get('confidence')) else 'interval'
+def _level(record): return interval_words(record['confidence']) if is_finite(record.get('confidence')) else 'interval'
 
 def _final_words(final, best=None):
     "The held-out score in words, beside the majority baseline"

@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from .base import Choice, InputError
 from .table import IGNORED
 from .store import TokenStore
-from .packing import Packing
+from .packing import logits_of, Packing
 from .attention import (
     attend_interface, Attention, attention_kind, by_rows, HashedDropout, INTERFACE, plain_backward, plain_forward,
     position_names, row_ends, RowEnds)
@@ -369,7 +369,7 @@ def __call__(self: EndToEnd, inputs: dict, # see `StaticBatch.inputs`
             no_positions = dict(relative_pos=torch.zeros(1, 1, 1, dtype=torch.int64, device=ids.device))
             without = lambda module, args, kwargs: (args, kwargs | no_positions)
             hooks.append(self.encoder.register_forward_pre_hook(without, with_kwargs=True))
-        return self.model(**outer).logits if body is None else body(**outer).last_hidden_state
+        return logits_of(self.model(**outer)) if body is None else body(**outer)[0]
     finally:
         self.rows.on = False
         for hook in hooks: hook.remove()
@@ -427,7 +427,7 @@ class PaddedCall:
         "Logits, or hidden states"
         names = 'input_ids', 'attention_mask', 'token_type_ids'
         given = {n: inputs[n] for n in names if n in inputs} | self.extra
-        return self.model(**given).logits if body is None else body(**given).last_hidden_state
+        return logits_of(self.model(**given)) if body is None else body(**given)[0]
 
     @contextmanager
     def switched(self,

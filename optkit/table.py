@@ -6,7 +6,7 @@
 __all__ = ['TASKS', 'DEMO_DATA', 'read_frame', 'Table', 'read_table', 'table_from']
 
 # %% ../nbs/20_table.ipynb #c1dbd7ea
-import csv, gzip, json, lzma, math, os, re, shlex, unicodedata, warnings, zlib
+import ast, csv, gzip, json, lzma, math, os, re, shlex, unicodedata, warnings, zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -97,7 +97,7 @@ def _line_break_notes(spans, rows, lines, sep, columns):
 
 # %% ../nbs/20_table.ipynb #8b7b4947
 def _warn(source, what, value, reason, stacklevel):
-    if what == 'line breaks' and not reason.endswith('?'): return # as any CSV file may have
+    if what in ('line breaks', 'classes of a row') and not reason.endswith('?'): return # as any file may have
     warnings.warn(f'{source}: {what}: {value}: {reason}', stacklevel=stacklevel + 1)
 
 # %% ../nbs/20_table.ipynb #97fdc954
@@ -260,11 +260,12 @@ def _words_of(value, row, name, source):
 
 # %% ../nbs/20_table.ipynb #0a859a67
 def _classes_of(value, row, name, source):
-    "The classes of a row: a list of them, or a text with | between them; blank: none"
+    "The classes of a row: a list of them, or a text that `_label_sets` splits"
     value = _unwrapped(value)
-    if isinstance(value, (list, tuple, np.ndarray)): value = _words_of(value, row, name, source)
-    else: value = _text_of(value, row, name, source).split('|')
-    return [v.strip() for v in value if v.strip()]
+    if not isinstance(value, (list, tuple, np.ndarray)): return _text_of(value, row, name, source)
+    return _named(_words_of(value, row, name, source))
+
+def _named(classes): return [c.strip() for c in classes if c.strip()]
 
 # %% ../nbs/20_table.ipynb #aa981fc7
 def _text_or_chat(value, row, name, source):
@@ -411,6 +412,51 @@ def parse_numbers(
         f"{source}: column '{name}' holds no number in {len(odd)} rows ({rows_in_words(_source_rows(odd, rows))}: "
         f'{values[odd[0] - 1]!r:.40}); a regression needs one in each, at most 3.4e38')
     return np.array([float(v) for v in values], dtype=np.float32)
+
+# %% ../nbs/20_table.ipynb #c44e6741
+def _listed(text):
+    "The classes in a list that JSON or Python wrote; None: the text is no such list"
+    if text[:1] != '[' or text[-1:] != ']': return None
+    for read in json.loads, ast.literal_eval:
+        try: entries = read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError): continue
+        joined = read is ast.literal_eval and re.search(r"""['"]\s+['"]""", text) # numpy leaves out the commas
+        if not joined and all(isinstance(e, (str, int, float)) for e in entries): return _named(map(str, entries))
+    return None
+
+# %% ../nbs/20_table.ipynb #ba918836
+def _separator(cells):
+    "What separates the classes in these texts, with the reason; None: each text is one class"
+    for sep in '|;,':
+        if not (count := sum(sep in c for c in cells)): continue
+        found_in = Counter(chain.from_iterable({*_named(c.split(sep))} for c in {*cells}))
+        shared = any(found_in[part] > 1 for c in {*cells} if sep in c for part in _named(c.split(sep)))
+        reason = f'{count:,} of {len(cells):,} texts hold it'
+        if sep != ',': return Choice(sep, reason)
+        if shared: return Choice(sep, f'{reason}, and parts of them recur; is it a part of a name?')
+    return Choice(None, "one class a row, for no text holds | or ; or a comma whose parts recur, and none is a list in "
+                        'JSON; is something else meant to separate the classes?')
+
+# %% ../nbs/20_table.ipynb #4c9c3749
+def _label_sets(values, name, source, rows):
+    "The classes of each row, and a note on what separates them. Raises `InputError` where rows differ in that."
+    texts = {n: v.strip() for n, v in enumerate(values) if isinstance(v, str) and v.strip()}
+    lists = {n: _listed(v) for n, v in texts.items()}
+    def refuse(n, one, other): raise InputError(
+        f"{source}: column '{name}' holds {one}, but {other} in row {int(rows[n])} ({_abbreviated(texts[n])}); "
+        'write all in one way')
+    odd = [n for n, v in lists.items() if v is None]
+    if 0 < len(odd) < len(texts) or odd and all(t[0] + t[-1] == '[]' for t in texts.values()):
+        refuse(odd[0], 'lists', 'none that JSON reads')
+    choice = _separator([*texts.values()]) if odd else Choice('|', 'all are lists')
+    if odd: lists = {n: _named(v.split(choice.value)) if choice.value else [v] for n, v in texts.items()}
+    known = {*chain.from_iterable(lists.values())}
+    for n, sep in ((n, sep) for n in odd for sep in '|;,'):
+        if any({*_named(c.split(sep))} < known and len(_named(c.split(sep))) > 1 for c in lists[n]):
+            refuse(n, f'classes separated by {choice.value}', f'by {sep}')
+    how = f'separated by {choice.value}' if choice.value else 'not separated'
+    note = {} if choice.value == '|' or not texts else {'classes of a row': Choice(how, choice.reason)}
+    return [lists.get(n, []) if isinstance(v, str) else v for n, v in enumerate(values)], note
 
 # %% ../nbs/20_table.ipynb #d8b7f33e
 def parse_label_sets(
@@ -609,13 +655,15 @@ def _table_of_frame(frame, columns, drop_empty, source, available=None, class_na
     part = {name: [values[n - 1] for n in numbers] for name, values in cells.items()}
     texts = part[columns.text]
     if columns.task == 'causal': _check_chats(texts, numbers, columns.text, source)
-    labels = _without_missing(part[columns.label], class_names) if columns.label else None
+    labels, how = part[columns.label] if columns.label else None, {}
+    if columns.task == 'multilabel': labels, how = _label_sets(labels, columns.label, source, numbers)
+    if labels is not None: labels = _without_missing(labels, class_names)
     labels, classes = _parse_targets(labels, texts, columns, str(source), numbers)
     if class_names and all(c.isdigit() and int(c) < len(class_names) for c in classes):
         classes = tuple(class_names[int(c)] for c in classes)
     groups, group_names = None, ()
     if columns.group: groups, group_names = _parse_groups(part[columns.group], numbers, columns.group, source)
-    notes = _name_notes(classes, 'labels') | _name_notes(group_names, 'groups') | _nan_notes(cells, columns)
+    notes = how | _name_notes(classes, 'labels') | _name_notes(group_names, 'groups') | _nan_notes(cells, columns)
     for what, note in notes.items(): _warn(source, what, note.value, note.reason, stacklevel=3)
     notes = {what: Choice(value, reason) for what, value, reason in frame.attrs.get(_NOTES, ())} | notes
     dropped = len(frame) - len(numbers)

@@ -40,7 +40,8 @@ class Ratio:
         value: float # a ratio
     ):
         return self.low <= value <= self.high
-    def __repr__(self): return f'{self.p50:.3f}x [{self.low:.3f}, {self.high:.3f}]'
+    def __repr__(self): # a single round has no interval
+        return f'{self.p50:.3f}x' + f' [{self.low:.3f}, {self.high:.3f}]' * (self.low < self.high)
 
 # %% ../nbs/13_timing.ipynb #25c64324
 def sign_rank(n: int, alpha: float) -> int:
@@ -134,15 +135,28 @@ def rows(self: Comparison):
     "A row for each variant: name, median seconds, ratio to the baseline, ratio to the row before"
     return [(n, float(np.median(self.seconds[n])), self.ratio(n), self.before(n)) for n in self.names]
 
+# %% ../nbs/13_timing.ipynb #fb3c2497
+def rounds_words(
+    rounds: int # that were measured
+):
+    "How often something was measured"
+    return 'measured once' if rounds == 1 else f'{rounds} rounds'
+
+def interval_words(
+    confidence: float # that the interval holds; 0: there was one round
+):
+    "What stands between the ends of an interval; a single round has none"
+    return f'{100 * confidence:.3g}% interval' if confidence else 'measured once, no interval'
+
 # %% ../nbs/13_timing.ipynb #16832092
 @patch
 def _footer(self: Comparison):
     counts = [counted for *_, counted in self.disturbed]
-    parts = [f'{self.rounds} rounds after {self.warm_up} to warm up']
-    parts += [f'{n} disturbed rounds {what}' for n, what in (
+    parts = [f'{rounds_words(self.rounds)} after {self.warm_up} to warm up']
+    parts += [f"{n} disturbed round{'s' * (n > 1)} {what}" for n, what in (
         (counts.count(False), 'repeated'), (counts.count(True), 'counted')) if n]
     parts += sorted({why for _, why, _ in self.disturbed})
-    parts += [f'stopped: {self.stopped}', f'intervals {self.confidence:.2%}']
+    parts += [f'stopped: {self.stopped}', f'intervals {self.confidence:.2%}' if self.confidence else 'no interval']
     return '; '.join(parts + [f'{name} {low:g} to {high:g}' for name, (low, high) in self.watched.items()])
 
 # %% ../nbs/13_timing.ipynb #11d1929b
@@ -171,7 +185,8 @@ def _in_ms(seconds): return f'{1e3 * seconds:,.0f}' if seconds >= .1 else f'{1e3
 def _axis(comparison, by_time, middle):
     "Settings of the axes of `Comparison.plot`; the scale is logarithmic where the medians lie far apart"
     names = [f'{name} ({_in_ms(seconds)} ms)' for name, seconds, *_ in comparison.rows()]
-    ratio = f'times as fast as {comparison.names[0]} (median, {100 * comparison.confidence:.3g}% interval)'
+    median = 'median, ' if comparison.confidence else ''
+    ratio = f'times as fast as {comparison.names[0]} ({median}{interval_words(comparison.confidence)})'
     return dict(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - .5, -.5),
                 xscale='log' if max(middle) > 5 * min(middle) else 'linear',
                 xlabel='milliseconds (median, 20% to 80% of the rounds)' if by_time else ratio)
@@ -467,8 +482,8 @@ def run(self: _Rounds, budget_s, width, seed, progress):
             bar.update(done - bar.n)
             if done in rounds[:-1] and self._narrow(early, width, seed):
                 return f'every interval within {width:.1%} of its ratio', early
-            if over: return f'budget of {budget_s:g} s spent after {done} rounds', end
-            if done == rounds[-1]: return f'{done} rounds done', end
+            if over: return f"budget of {budget_s:g} s spent after {done} round{'s' * (done > 1)}", end
+            if done == rounds[-1]: return f"{done} round{'s' * (done > 1)} done", end
 
 # %% ../nbs/13_timing.ipynb #76f393a2
 SHORTEST = 20e-6  # seconds of a step; below it, ratios of two equal things cover 1 less often than they claim

@@ -60,6 +60,10 @@ class Comparison:
 
     def plot(self, title: str, machine: str | None=None, by_time: bool=False) -> Any:
         """Draw how many times faster each variant is than the baseline, with its interval; machine and date in the title"""
+def rounds_words(rounds: int):
+    """How often something was measured"""
+def interval_words(confidence: float):
+    """What stands between the ends of an interval; a single round has none"""
 def machine_and_date(machine: str | None=None) -> str:
     """What ran a measurement, and the day, for the title of a chart"""
 def synchroniser(device: str) -> Callable:

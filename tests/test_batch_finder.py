@@ -583,7 +583,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from optkit.batch_finder import MemoryProbe, Peak, exchange_nothing, find_batch_size, find_max_tokens, preserved
 torch.set_num_threads(1)
-rank, port, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+rank, port = int(sys.argv[1]), sys.argv[2]
 distributed.init_process_group('gloo', init_method=f'tcp://127.0.0.1:{port}', rank=rank, world_size=2)
 world = distributed.group.WORLD
 
@@ -594,77 +594,83 @@ def say(name, action):
 def limited(batch, most=37, error=torch.OutOfMemoryError('CUDA out of memory')):
     if rank == 1 and batch > most: raise error
 
-if kind == 'agree':
-    search = lambda probe, **more: find_batch_size(probe, **(dict(start=8, limit=256, ranks=world) | more))
-    say('memory', lambda: search(limited, effective=128).physical)
-    say('error', lambda: search(lambda n: limited(n, error=ValueError('a bad row'))))
-    asked, G, own = [], 2**30, (80, 78)[rank] * 2**30
-    def card(n):
-        asked.append(n)
-        held = G + n * 150 * 2**20
-        if held > own: raise torch.OutOfMemoryError('CUDA out of memory')
-        return Peak(held, held, held, G)
-    say('capacity', lambda: (search(card, capacity=own, limit=4096).physical, asked))
-    say('settings', lambda: search(limited, start=(8, 9)[rank]))
-    say('interrupted', lambda: search(lambda n: limited(n, error=KeyboardInterrupt('stop'))))
-    say('tokens', lambda: find_max_tokens(lambda n: limited(n, 6400), 100, ranks=world, limit=2**14).max_tokens)
-if kind == 'ddp':
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
-    optimizer, asked = torch.optim.AdamW(model.parameters()), []
-    def step(n):
-        asked.append(n)
-        limited(n, 8) # in the forward pass: the other rank goes on to its backward pass
-        model(torch.randn(n, 4)).square().sum().backward()
-        if rank == 0 and n > 5: raise torch.OutOfMemoryError('CUDA out of memory') # in the update
-        optimizer.step(); optimizer.zero_grad()
-    def plan():
-        with preserved(model, optimizer): return find_batch_size(MemoryProbe(step, 'cpu', optimizer), start=8, limit=32, ranks=world).physical
-    say('ddp', lambda: (plan(), plan()))
-    model(torch.full((4, 4), rank + 1.) * torch.arange(4.)[:, None]).square().sum().backward() # and they exchange gradients again
-    print('gradient', model.module[0].weight.grad.sum().item(), flush=True)
-if kind == 'engine':
-    import numpy as np
-    from optkit.store import example_table, tokenise, word_tokenizer
-    from optkit.steps import Layout, steps
-    from optkit.engine import Engine
-    from optkit.models import example_model
-    from optkit.sizes import plan_batch, plan_evaluation, plan_table, plan_tokens
-    from optkit.hardware import hardware_with
-    from optkit.precision import choose_precision
-    store = tokenise(example_table(64), word_tokenizer(), 64, progress=False)
-    engine = Engine(example_model(dropout=0.), choose_precision(hardware_with(None), prefer='fp32'), ranks=world)
-    real, forward = engine._update, engine.model.forward
-    def short(*args, **kwargs):
-        if rank == 1 and kwargs['input_ids'].numel() > 12 * store.max_length: raise torch.OutOfMemoryError('CUDA out of memory')
-        return forward(*args, **kwargs)
-    def update(): # after the ranks have agreed that all of them could go on
-        if rank == 0 and not updates: updates.append(1); raise torch.OutOfMemoryError('CUDA out of memory')
-        real()
-    updates, engine._update, engine.model.forward = [], update, short
-    say('engine', lambda: (lambda p: (p.physical, p.accumulation, p.effective))(plan_batch(engine, store, 32)))
-    say('others', lambda: ({n: p.physical for n, p in plan_table(engine, store, (64,), 32).items()}, plan_evaluation(engine, store, limit=16).physical, plan_tokens(engine, store, limit=2048).max_tokens))
-    say('trained', lambda: [round(engine.step(store, step).item(), 6) for step in steps(store, np.arange(64), 32, layout=Layout(rows=8), rank=rank, ranks=2)])
-if kind == 'exchange':
-    def step(n):
-        limited(n, 8)
-        distributed.all_reduce(torch.ones(n))
-    say('exchange', lambda: find_batch_size(MemoryProbe(step, 'cpu'), start=16, limit=32, ranks=world, patience=3.).physical)
+
+# agree
+search = lambda probe, **more: find_batch_size(probe, **(dict(start=8, limit=256, ranks=world) | more))
+say('memory', lambda: search(limited, effective=128).physical)
+say('error', lambda: search(lambda n: limited(n, error=ValueError('a bad row'))))
+asked, G, own = [], 2**30, (80, 78)[rank] * 2**30
+def card(n):
+    asked.append(n)
+    held = G + n * 150 * 2**20
+    if held > own: raise torch.OutOfMemoryError('CUDA out of memory')
+    return Peak(held, held, held, G)
+say('capacity', lambda: (search(card, capacity=own, limit=4096).physical, asked))
+say('settings', lambda: search(limited, start=(8, 9)[rank]))
+say('interrupted', lambda: search(lambda n: limited(n, error=KeyboardInterrupt('stop'))))
+say('tokens', lambda: find_max_tokens(lambda n: limited(n, 6400), 100, ranks=world, limit=2**14).max_tokens)
+
+# ddp
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+optimizer, asked = torch.optim.AdamW(model.parameters()), []
+def step(n):
+    asked.append(n)
+    limited(n, 8) # in the forward pass: the other rank goes on to its backward pass
+    model(torch.randn(n, 4)).square().sum().backward()
+    if rank == 0 and n > 5: raise torch.OutOfMemoryError('CUDA out of memory') # in the update
+    optimizer.step(); optimizer.zero_grad()
+def plan():
+    with preserved(model, optimizer): return find_batch_size(MemoryProbe(step, 'cpu', optimizer), start=8, limit=32, ranks=world).physical
+say('ddp', lambda: (plan(), plan()))
+model(torch.full((4, 4), rank + 1.) * torch.arange(4.)[:, None]).square().sum().backward() # and they exchange gradients again
+print('gradient', model.module[0].weight.grad.sum().item(), flush=True)
+
+# engine
+import numpy as np
+from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.steps import Layout, steps
+from optkit.engine import Engine
+from optkit.models import example_model
+from optkit.sizes import plan_batch, plan_evaluation, plan_table, plan_tokens
+from optkit.hardware import hardware_with
+from optkit.precision import choose_precision
+store = tokenise(example_table(64), word_tokenizer(), 64, progress=False)
+engine = Engine(example_model(dropout=0.), choose_precision(hardware_with(None), prefer='fp32'), ranks=world)
+real, forward = engine._update, engine.model.forward
+def short(*args, **kwargs):
+    if rank == 1 and kwargs['input_ids'].numel() > 12 * store.max_length: raise torch.OutOfMemoryError('CUDA out of memory')
+    return forward(*args, **kwargs)
+def update(): # after the ranks have agreed that all of them could go on
+    if rank == 0 and not updates: updates.append(1); raise torch.OutOfMemoryError('CUDA out of memory')
+    real()
+updates, engine._update, engine.model.forward = [], update, short
+say('engine', lambda: (lambda p: (p.physical, p.accumulation, p.effective))(plan_batch(engine, store, 32)))
+say('others', lambda: ({n: p.physical for n, p in plan_table(engine, store, (64,), 32).items()}, plan_evaluation(engine, store, limit=16).physical, plan_tokens(engine, store, limit=2048).max_tokens))
+say('trained', lambda: [round(engine.step(store, step).item(), 6) for step in steps(store, np.arange(64), 32, layout=Layout(rows=8), rank=rank, ranks=2)])
+
+# exchange
+def step(n):
+    limited(n, 8)
+    distributed.all_reduce(torch.ones(n))
+say('exchange', lambda: find_batch_size(MemoryProbe(step, 'cpu'), start=16, limit=32, ranks=world, patience=3.).physical)
 '''
 
-def on_two_ranks(kind, seconds=30):
+@pytest.fixture(scope='module')
+def two_ranks():
+    "What two processes say, by what was asked; all in the same two, since each imports for seconds"
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = str(s.getsockname()[1])
-    ranks = [subprocess.Popen([sys.executable, '-c', RANK, str(n), port, kind], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for n in range(2)]
-    try: said = [p.communicate(timeout=seconds)[0].strip().splitlines() for p in ranks]
+    ranks = [subprocess.Popen([sys.executable, '-c', RANK, str(n), port], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for n in range(2)]
+    try: said = [p.communicate(timeout=300)[0].strip().splitlines() for p in ranks]
     finally:
         for p in ranks: p.kill()
     return [dict(line.split(' ', 1) for line in lines) for lines in said]
 
 
-def test_two_ranks_end_with_one_plan_and_none_hangs():  # mosaicml/composer#2117
-    a, b = on_two_ranks('agree')
+def test_two_ranks_end_with_one_plan_and_none_hangs(two_ranks):  # mosaicml/composer#2117
+    a, b = two_ranks
     assert a['memory'] == b['memory'] == '32'  # 37 fit: 128 rows in 4 x 32
     assert b['error'] == 'ValueError a bad row' and a['error'].startswith('RuntimeError a probe of') and 'rank 1: ValueError: a bad row' in a['error']
     assert a['capacity'] == b['capacity']  # the same sizes on both, and the smaller card's limit
@@ -675,19 +681,19 @@ def test_two_ranks_end_with_one_plan_and_none_hangs():  # mosaicml/composer#2117
     assert a['tokens'] == b['tokens'] == '6400'
 
 
-def test_a_rank_that_runs_out_before_the_exchange_of_gradients_leaves_nobody_waiting():
-    a, b = on_two_ranks('ddp')
+def test_a_rank_that_runs_out_before_the_exchange_of_gradients_leaves_nobody_waiting(two_ranks):
+    a, b = two_ranks
     assert a['ddp'] == b['ddp'] == '(5, 5)' and a['gradient'] == b['gradient']
 
 
-def test_engines_that_share_their_steps_plan_together():
-    a, b = on_two_ranks('engine', 120)
+def test_engines_that_share_their_steps_plan_together(two_ranks):
+    a, b = two_ranks
     assert a['engine'] == b['engine'] == '(8, 2, 16)'  # 12 rows fit on rank 1; each rank has 16 of 32
     assert a['others'] == b['others'] and a['others'].startswith('({64: 8}, 12, ') and a['trained'] == b['trained'] and 'Error' not in a['trained']
 
 
-def test_a_probe_that_waits_for_other_ranks_ends_with_an_error():
-    a, b = on_two_ranks('exchange')
+def test_a_probe_that_waits_for_other_ranks_ends_with_an_error(two_ranks):
+    a, b = two_ranks
     assert 'RuntimeError' in a['exchange'] and 'did not answer within 3 s after a probe of 16, which did not fit here' in b['exchange'] and 'exchange nothing' in b['exchange']
 
 

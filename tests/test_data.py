@@ -1,5 +1,5 @@
 "Tables with clear errors, tokens equal to the tokenizer's own, and steps that hold exactly the samples of a plain loop"
-import gzip, importlib.util, lzma, math, multiprocessing, os, pickle, random, signal, subprocess, sys, time, warnings
+import gzip, importlib.util, lzma, math, multiprocessing, os, pickle, random, re, signal, subprocess, sys, time, warnings
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -93,6 +93,38 @@ def test_every_kind_of_missing_value_is_missing(tmp_path, monkeypatch, values):
     monkeypatch.setattr(pd, 'read_parquet', lambda path, **settings: pd.DataFrame(dict(text=list('wxyz'), label=values)))
     with pytest.raises(InputError, match=r"x.parquet: column 'label' has no label in 1 rows \(row 2\)"): read_table(tmp_path / 'x.parquet', 'text', 'label')
     with pytest.raises(InputError, match=r"x.parquet: column 'label' is empty in 1 rows \(row 2\)"): read_table(tmp_path / 'x.parquet', 'label', 'text')
+
+
+SETS = [{'spam'}, {'ham', 'reply, late'}, set(), {'ham'}]
+SPLIT = [{'spam'}, {'ham', 'reply'}, set(), {'ham'}]
+
+
+@pytest.mark.parametrize('cells, sets, note', [
+    (['spam', 'ham | reply, late', '', 'ham'], SETS, None),
+    (['spam', 'ham;reply, late', '', 'ham'], SETS, 'separated by ;'),
+    (['spam', 'ham,reply', '', 'ham'], SPLIT, 'separated by ,'),
+    (['["spam"]', '["ham", "reply, late"]', '[]', '["ham"]'], SETS, None),
+    (["['spam']", "['ham', 'reply, late']", '', "['ham']"], SETS, None),
+    (['spam', 'reply, late', '', 'ham'], [{'spam'}, {'reply, late'}, set(), {'ham'}], 'not separated')],
+    ids=['bar', 'semicolon', 'comma', 'JSON', 'Python', 'none'])
+def test_the_classes_of_a_row_are_split_where_the_column_separates_them(tmp_path, cells, sets, note):
+    path = tmp_path / 'tags.csv'
+    pd.DataFrame(dict(text=['a', 'b', 'c', 'd'], label=cells)).to_csv(path, index=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        table = read_table(path, 'text', 'label', task='multilabel')
+    assert [{c for c, there in zip(table.classes, row) if there} for row in table.labels] == sets
+    assert getattr(table.notes.get('classes of a row'), 'value', None) == note
+    assert [str(w.message).split(': ')[1:3] for w in caught] == ([['classes of a row', note]] if note in ('separated by ,', 'not separated') else [])
+
+
+@pytest.mark.parametrize('cells, said', [
+    (['a|b', 'b;a', 'a'], "separated by |, but by ; in row 2 ('b;a')"), (['a;b', 'a,b', 'b'], "separated by ;, but by , in row 2 ('a,b')"),
+    (['["a"]', '', 'a'], "lists, but none that JSON reads in row 3 ('a')"), (["['a' 'b']", "['a']", ''], "none that JSON reads in row 1")])
+def test_classes_that_are_written_in_two_ways_are_refused(tmp_path, cells, said):
+    path = tmp_path / 'tags.csv'
+    pd.DataFrame(dict(text=['a', 'b', 'c'], label=cells)).to_csv(path, index=False)
+    with pytest.raises(InputError, match=re.escape(said)): read_table(path, 'text', 'label', task='multilabel')
 
 
 # --- files that are refused: one or two lines that name the file, and where the column and row

@@ -237,8 +237,8 @@ def engines(monkeypatch, **kind):
 
 @needs_kernels
 @pytest.mark.parametrize('kind', [
-    dict(), dict(share_att_key=False, position_biased_input=True, type_vocab_size=2),
-    dict(pos_att_type=['p2c'], position_buckets=-1, max_relative_positions=10)], ids=str)
+    dict(), dict(share_att_key=False, position_biased_input=True, type_vocab_size=2, num_hidden_layers=1),
+    dict(pos_att_type=['p2c'], position_buckets=-1, max_relative_positions=10, num_hidden_layers=1)], ids=str)
 def test_steps_end_to_end_equal_the_plain_engine(kind, monkeypatch):
     "Several micro-batches with tokens of no row; losses, norm of the gradients, the gradients themselves, evaluation"
     from optkit.shapes import EndToEnd

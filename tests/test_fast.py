@@ -503,8 +503,8 @@ def test_every_task_in_every_layout_of_the_plain_path(family, head, task, layout
 # waiting
 
 
-@pytest.mark.parametrize('values', [dict(), dict(max_grad_norm=0.), dict(class_weights=(.3, 2.), label_smoothing=.1)], ids=str)
-@pytest.mark.parametrize('name', ['bert', 'deberta', 'llama', 'modernbert mean', 'deberta with a convolution'])
+@pytest.mark.parametrize('name, values', [*((name, dict()) for name in ('bert', 'deberta', 'llama', 'modernbert mean', 'deberta with a convolution')),
+                                          ('bert', dict(max_grad_norm=0.)), ('deberta', dict(class_weights=(.3, 2.), label_smoothing=.1))], ids=str)
 def test_a_step_waits_for_nothing(name, values, monkeypatch):
     "Neither on a step of several micro-batches nor on one that is short, whether rows are end to end (but for the plain version of attention) or padded; a wait that is planted is seen"
     from test_engine import NoWait
@@ -1313,3 +1313,29 @@ def test_rows_of_the_word_embedding_get_the_gradients_of_the_plain_engine(tied):
         for _ in range(2): engine.step(STORE, rows) # the second writes over what the first left
     assert tables[0].abs().sum() > 0 and (tables[0][7] != 0).any() >= tied
     for got, want in zip(tables[:2], tables[2:]): torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('kind', [Engine, Fast], ids=['plain', 'fast'])
+@pytest.mark.parametrize('family', ['bert', 'deberta'])
+def test_a_model_that_answers_with_tuples_trains_as_one_with_names(kind, family):
+    def model():
+        torch.manual_seed(0)
+        return example_model(dropout=0.) if family == 'bert' else tf.DebertaV2ForSequenceClassification(tf.DebertaV2Config(**small() | DEBERTA))
+    named, tuples = model(), model()
+    tuples.config.return_dict = False
+    engines = [kind(m, FP32) for m in (named, tuples)]
+    for layout in ('sorted', 'packed') if kind is Engine and family == 'bert' else ('sorted',):
+        assert losses(engines[0], layout=layout) == losses(engines[1], layout=layout)
+    assert torch.equal(*(e.predict(STORE, range(9)) for e in engines)) and not getattr(engines[1], 'notes', ())
+
+
+def test_checkpointing_that_is_switched_on_behind_the_engine_is_refused_before_anything_changes():
+    engine = Fast(example_model(), FP32)
+    before = losses(engine)
+    with torch.random.fork_rng():
+        engine.model.gradient_checkpointing_enable()
+        weights = {n: p.clone() for n, p in engine.model.named_parameters()}
+        with pytest.raises(InputError, match="switched on after the fast engine was built.*checkpointing='full'"): engine.step(STORE, [0, 1])
+        assert all(torch.equal(p, weights[n]) for n, p in engine.model.named_parameters())
+        engine.model.gradient_checkpointing_disable()
+    assert losses(engine) == before

@@ -125,7 +125,7 @@ def test_a_budget_leaves_time_for_the_winner(storage):
 
 def test_stopping_saves_epochs_and_loses_little():
     saved, lost = [], []
-    for seed in range(6):
+    for seed in range(3):
         full, stopped = (run(simulated_runner(seed=seed), 40, seed=seed, strategy=s) for s in ('none', 'racing'))
         cost = lambda study: sum(spent(t)['epochs'] for t in study.trials)
         assert set(states(full)) == {'complete'} and cost(full) == 40 * 9
@@ -332,6 +332,7 @@ def start(tmp_path, name, trials, pause=0.):
                             env=dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(os.path.abspath(__file__))), OMP_NUM_THREADS='1'))
 
 
+@pytest.mark.slow # the default run has three processes in one study, one of them killed
 def test_two_processes_share_a_file(tmp_path):  # optuna/optuna#820
     sqlite_storage(tmp_path / 'study.db')
     both = [start(tmp_path, n, 8) for n in ('one', 'two')]
@@ -1121,19 +1122,19 @@ def test_without_a_lock_the_numbers_decide(tmp_path):
     sqlite_storage(tmp_path / 'study.db')
     url = f'sqlite:///{tmp_path}/study.db?timeout=60'
     assert open_storage(url).path is None
-    processes = [start_many(tmp_path, url, 9, .05) for _ in range(3)]
-    said = [p.communicate(timeout=120)[1] for p in processes]
-    assert [p.returncode for p in processes] == [0] * 3, said
-    check_shared(load(tmp_path / 'study.db'), 9)
+    processes = [start_many(tmp_path, url, 6, .05) for _ in range(2)]
+    said = [p.communicate(timeout=300)[1] for p in processes]
+    assert [p.returncode for p in processes] == [0] * 2, said
+    check_shared(load(tmp_path / 'study.db'), 6)
 
 
 @pytest.mark.parametrize('where, space', [pytest.param('{}/study.db', 'space', marks=pytest.mark.slow), ('sqlite:///{}/study', "['lr=1e-5..1e-1:log', 'weight_decay=1e-3..1:log']")], ids=['path', 'address and texts'])
 def test_workers_are_processes(tmp_path, where, space):
     where = where.format(tmp_path)
-    process = start_many(tmp_path, where, 10, .1, workers=2, space=space)
-    said = process.communicate(timeout=120)[1]
+    process = start_many(tmp_path, where, 8, .1, workers=2, space=space)
+    said = process.communicate(timeout=300)[1]
     assert process.returncode == 0, said
-    check_shared(load(where.split(':///')[-1]), 10)
+    check_shared(load(where.split(':///')[-1]), 8)
     assert len({line.split()[0] for line in (tmp_path / 'log').read_text().splitlines()}) == 2
 
 

@@ -87,7 +87,7 @@ def over(run_folder):
 def test_the_whole_job_and_its_model(folder, tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     out = tmp_path / 'run'
-    process = start(arguments(folder, out, '--epochs', '8', '--budget', '30'))
+    process = start(arguments(folder, out, '--epochs', '5', '--budget', '20'))
     said = process.communicate(timeout=400)[0]
     assert process.returncode == 0, said
     assert 'report: ' in said and (out / 'report.html').stat().st_size > 20_000

@@ -349,3 +349,12 @@ def test_a_tenant_that_was_there_from_the_start_is_told():
     watch = Watch()
     watch.readings.append(watch.readings[0]._replace(tenants=frozenset({7})))
     assert watch.summary() == {'other processes on the GPU': (0, 1)}
+
+
+def test_a_single_round_has_no_interval():
+    "Neither in the table nor in the picture, and nothing is '0%' or '1 rounds'"
+    once, twice = (simulated(0, min_rounds=n, max_rounds=n) for n in (1, 2))
+    said = repr(once) + once._repr_html_() + once.plot('A step').get_xlabel()
+    assert 'measured once' in said and 'no interval' in said and not any(w in said for w in ('[', '1 rounds', ' 0%', '0.00%')), said
+    said = repr(twice) + twice.plot('A step').get_xlabel()
+    assert '2 rounds after' in said and 'intervals 50.00%' in said and '50% interval' in said and '[' in said

@@ -5,12 +5,14 @@
     python tools/test.py --check         only whether notebooks, package and README are in step
     python tools/test.py 30 46           these notebooks, and no pytest
 
-The notebooks, one after the other, and pytest run side by side, so their lines come mixed. Each has one
-thread for computation, unless OMP_NUM_THREADS says otherwise.
+Two lanes take from one queue, so that neither waits for the other: half of the test files for each, then
+the notebooks one by one. So their lines come mixed. Each process has one thread for computation, unless
+OMP_NUM_THREADS says otherwise.
 """
 import argparse, json, os, shutil, subprocess, sys, tempfile, time, traceback
 import xml.etree.ElementTree as ElementTree
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -18,6 +20,7 @@ from run_notebooks import ROOT, clean, find, runs, tst_flags
 
 TOOLS = ROOT/'tools'
 PYTEST_NO_TESTS = 5
+LANES = 2 # processes at a time: CI has two processors
 
 
 class Checks:
@@ -85,28 +88,46 @@ def up_to_date(tool):
 
 
 def notebook(path, flags):
-    "Run `nbdev_test` on one notebook, in a process of its own; return its problem"
+    "Run `nbdev_test` on one notebook, in a process of its own; return the line about it, its problem, and how many cells ran"
+    skip = tst_flags() - {*flags.split()}
+    count = sum(runs(c, skip) for c in json.loads(path.read_text('utf-8'))['cells'])
+    start = time.time()
     status, message = command(script('nbdev_test'), '--path', path, '--n_workers', 0, '--do_print', '--flags', flags)
-    if status: return message
-    return '' if 'Success.' in message and f'Completed {path}' in message else 'nbdev_test did not run it:\n' + message
+    if not status: message = '' if 'Success.' in message and f'Completed {path}' in message else 'nbdev_test did not run it:\n' + message
+    return f'{path.name}: {count} cells, {time.time() - start:.0f} s', message, Counter(cells=count)
 
 
-def tests(everything):
-    "Run pytest and print its lines as they come; return the counts of passed, failed and skipped tests, and the exit status"
+def show(lines):
+    "Print progress as it comes; the rest, from the first heading on, in one piece"
+    for line in lines:
+        if line.startswith('='): return print(line + ''.join(lines), end='', flush=True)
+        print(line, end='', flush=True)
+
+
+def tests(files, everything):
+    "Run pytest on `files` and print its lines; return a line about it, its problem, and the counts of tests"
+    start = time.time()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder)/'report.xml'
         args = ['-p', 'pytest_ci', '--timeout=600', '-q', '-rs', f'--junitxml={report}', *([] if everything else ['-m', 'not slow'])]
         path = os.pathsep.join(filter(None, [str(TOOLS), os.environ.get('PYTHONPATH')]))
         env = os.environ | {'HF_HUB_OFFLINE': '1', 'PYTHONPATH': path}
-        with subprocess.Popen([sys.executable, '-m', 'pytest', *args], cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace') as process:
-            for line in process.stdout: print(line, end='', flush=True)
+        with subprocess.Popen([sys.executable, '-m', 'pytest', *args, *map(str, files)], cwd=ROOT, env=env,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              errors='replace') as process: show(process.stdout)
         status = process.returncode
-        if not report.exists(): return 0, 1, 0, status
-        suites = list(ElementTree.parse(report).iter('testsuite'))
+        suites = list(ElementTree.parse(report).iter('testsuite')) if report.exists() else [{'tests': 1, 'errors': 1}]
         total, bad, skipped = (sum(int(s.get(k, 0)) for s in suites for k in keys) for keys in
                                [('tests',), ('failures', 'errors'), ('skipped',)])
-    return total - bad - skipped, bad, skipped, status
+    count = Counter(passed=total - bad - skipped, failed=bad, skipped=skipped)
+    problem = 'no test ran' if status == PYTEST_NO_TESTS or total == skipped else f'exit status {status}, see above' if status else ''
+    return f'pytest: {total - bad - skipped} passed, {bad} failed, {skipped} skipped, {time.time() - start:.0f} s', problem, count
+
+
+def halves():
+    "The test files, dealt in turn to the lanes"
+    every = sorted((ROOT/'tests').glob('test_*.py'))
+    return [part for lane in range(LANES) if (part := every[lane::LANES])]
 
 
 def main():
@@ -122,24 +143,17 @@ def main():
         checks.run('optkit/ is what the notebooks export', out_of_step)
         checks.run('optkit/*.pyi are what the modules say', up_to_date, 'stubs.py')
         checks.run('README.md is what nbs/index.ipynb says', up_to_date, 'readme.py')
-    books = cells = passed = bad = skipped = 0
-    if not args.check:
-        with ThreadPoolExecutor(1) as pool:
-            suite = None if args.names else pool.submit(tests, args.all)
-            for path in find(args.names):
-                count = sum(runs(c, tst_flags() - {*flags.split()}) for c in json.loads(path.read_text('utf-8'))['cells'])
-                start, problem = time.time(), notebook(path, flags)
-                checks.add(f'{path.name}: {count} cells, {time.time() - start:.0f} s', problem)
-                books, cells = books + 1, cells + count
-        if not books: checks.add('nbdev_test', 'no notebook was tested')
-        if suite:
-            passed, bad, skipped, status = suite.result()
-            problem = 'no test ran' if status == PYTEST_NO_TESTS or not passed + bad else f'exit status {status}, see above'
-            checks.add(f'pytest: {passed} passed, {bad} failed, {skipped} skipped', problem if status or not passed else '')
-    if not args.check: print(f'{books} notebooks with {cells} cells, {passed + bad} tests')
-    failed = checks.failed + max(bad - 1, 0)
-    print(f'{checks.passed + passed} passed, {failed} failed' + (f', {skipped} skipped' if skipped else ''))
-    raise SystemExit(failed > 0)
+    counts, books = Counter(), [] if args.check else find(args.names)
+    with ThreadPoolExecutor(LANES) as pool:
+        suites = [] if args.check or args.names else [pool.submit(tests, part, args.all) for part in halves()]
+        for job in as_completed([*suites, *(pool.submit(notebook, path, flags) for path in books)]):
+            line, problem, count = job.result()
+            checks.add(line, problem)
+            counts += count
+            checks.failed += max(count['failed'] - 1, 0) # a line of pytest is one failure so far
+    if not args.check: print(f"{len(books)} notebooks with {counts['cells']} cells, {counts['passed'] + counts['failed']} tests")
+    print(f"{checks.passed + counts['passed']} passed, {checks.failed} failed" + f", {counts['skipped']} skipped"*(counts['skipped'] > 0))
+    raise SystemExit(checks.failed > 0)
 
 
 if __name__ == '__main__': main()
