@@ -432,7 +432,7 @@ def causal_head(self: Engine, store: TokenStore) -> CausalHead | None: # None: l
 def _aimed(engine, store, inputs, labels, count):
     "Hidden states and labels of the tokens that have a target, at least of one"
     if 'segments' in inputs: hidden = _PACKED.call(engine, store, inputs['input_ids'].shape[1])(inputs, engine.body)
-    else: hidden = engine.body(**inputs, use_cache=False).last_hidden_state
+    else: hidden = engine.body(**inputs, use_cache=False)[0]
     order = _targets(torch.arange(labels.numel(), device=labels.device), labels, max(1, count))
     return hidden.flatten(0, 1).index_select(0, order), labels.flatten().index_select(0, order)
 
