@@ -395,6 +395,7 @@ def test_a_live_view_moves_survives_what_it_cannot_read_and_ends_with_its_run(tm
     assert soon(view.closed.is_set) and 'finished' in view.text.value and view.button.disabled
 
 
+@pytest.mark.slow # by the clock; the next test has the rule by itself
 def test_a_view_that_costs_much_looks_seldom_while_a_training_runs_beside_it(tmp_path, monkeypatch):
     monkeypatch.setattr(training_views, 'listened_to', lambda: True)
     write_progress(tmp_path / 'progress.json', readings()[0])
