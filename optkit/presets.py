@@ -433,8 +433,9 @@ def forecast_memory(
     quantised: str | None = None, # '8bit' or '4bit': linear layers below an adapter
     best: bool = True # with the copy of the best weights, which a trainer keeps from its first evaluation on
 ) -> MemoryForecast:
-    """What a training step takes, by count, before a model is loaded. The step is the plain engine's; what compiled
-    layers save is not counted. Raises `InputError` for what cannot be built."""
+    """What a training step takes, by count, before a model is loaded. Steps of the fast engine are counted as plain
+    ones: its compiled layers, and its attention where the plain one keeps a matrix, may take less. Raises `InputError`
+    for what cannot be built."""
     config = config or TrainConfig()
     if quantised and not config.adapter: raise InputError(f'a model in {quantised} trains under an adapter only')
     built = _without_weights(model, config, task, quantised)
@@ -448,7 +449,8 @@ def forecast_memory(
     parts['loss and a moment'] = max(step.moment, least) - step.gradients_at_peak
     parts['process and gaps'] = int(OUTSIDE + GAPS * (step.peak + parts['gradients']))
     adapter = f' under {config.adapter} {config.adapter_rank}' if config.adapter else ', all weights'
-    modes = quantised, '' if config.checkpointing == 'off' else f'checkpointing {config.checkpointing}'
+    modes = [quantised, '' if config.checkpointing == 'off' else f'checkpointing {config.checkpointing}',
+             'plain steps' if config.fast else '']
     kind = type(getattr(built, 'get_base_model', lambda: built)()).__name__
     what = ', '.join([f'{kind}{adapter}', *filter(None, modes), f'{rows} x {tokens} tokens'])
     hw, name = _machine(card) if card else (None, '')

@@ -79,8 +79,9 @@ class MemoryForecast:
     @property
     def fits(self) -> Choice: ...
 def forecast_memory(model: Any, config: TrainConfig | None=None, rows: int=1, tokens: int=512, card: str | Hardware | None=None, task: str='classification', quantised: str | None=None, best: bool=True) -> MemoryForecast:
-    """What a training step takes, by count, before a model is loaded. The step is the plain engine's; what compiled
-layers save is not counted. Raises `InputError` for what cannot be built."""
+    """What a training step takes, by count, before a model is loaded. Steps of the fast engine are counted as plain
+ones: its compiled layers, and its attention where the plain one keeps a matrix, may take less. Raises `InputError`
+for what cannot be built."""
 def preset_of(card: str | Hardware='auto', model: Any=None, max_length: int=512, records: pd.DataFrame | None=None, **changes) -> Preset:
     """A configuration for a card, each value with its reason. Raises `InputError` for an unknown card, and for what
 does not fit by estimate."""

@@ -175,3 +175,9 @@ def test_the_command(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found['fits'] is True and found['parts']['weights'] > 0 and len(found['layers']) == 3
     assert main(('memory', str(tmp_path / 'none'))) == 2 and 'no such model folder' in capsys.readouterr().err
+
+
+def test_a_fast_step_is_counted_as_a_plain_one_and_says_so():
+    plain, fast = (forecast_memory(config_of('llama'), TrainConfig(fast=fast, effective_batch=2), 2, 16) for fast in (False, True))
+    assert 'plain steps' in fast.what and 'plain steps' not in plain.what
+    assert fast.parts['gradients'] == plain.parts['gradients'] + fast.parts['copies of weights'] // 2, 'gradients at fixed addresses beside those of a backward pass'
