@@ -249,7 +249,7 @@ class Engine:
         self.replays = compile in ('reduce-overhead', 'max-autotune') and self.device.type == 'cuda'
         self.optimizer = make_optimizer(self.model, optimizer, fused, self.device.type, masters)
         self.scaler, self.start = precision.make_scaler(), self._copy()
-        self.average = None if ema is None else {n: p.detach().clone() for n, p in self._trained()}
+        self.average = None if ema is None else {n: p.detach().float().clone() for n, p in self._trained()} # 16 bits stall
         torch.manual_seed(0) # as `reset`
 
     def _trained(self): return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
@@ -345,7 +345,7 @@ def discard_step(self: Engine):
 @torch.no_grad()
 def _follow(self: Engine, decay):
     "The moving average one update on"
-    torch._foreach_lerp_([*self.average.values()], [p.detach() for _, p in self._trained()], 1 - decay)
+    torch._foreach_lerp_([*self.average.values()], [p.detach().float() for _, p in self._trained()], 1 - decay)
 
 # %% ../nbs/33_engine.ipynb #7535eea9
 @patch

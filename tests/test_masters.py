@@ -160,3 +160,17 @@ def test_masters_of_weights_in_fp32_are_refused():
     with pytest.raises(ValueError, match='leave masters out'): make_engine(example_model(), TrainConfig(masters='fp32'), HERE)
     engine = make_engine(example_model().bfloat16(), TrainConfig(masters='fp32', precision='bf16'), HERE) # loaded in bf16
     assert isinstance(engine.optimizer, MasterAdamW)
+
+
+def test_the_moving_average_of_weights_in_16_bits_is_kept_in_32():
+    "A thousandth of a small difference is below what bf16 can add"
+    model = example_model().to(torch.bfloat16)
+    engine = Engine(model, choose_precision(hardware_with(None), prefer='fp32'), ema=.999)
+    before = {n: a.clone() for n, a in engine.average.items()}
+    with torch.no_grad():
+        for _, p in engine._trained(): p.mul_(1.01)
+    for _ in range(100): engine._follow(.999)
+    for n, p in engine._trained():
+        assert engine.average[n].dtype == torch.float32
+        moved, whole = (engine.average[n] - before[n]).abs().sum(), (p.float() - before[n]).abs().sum()
+        assert whole == 0 or .09 < moved / whole < .1, n
