@@ -40,8 +40,7 @@ class StopAsked(Exception): "Somebody wants the study to stop"
 def requested(self: Search, what: str) -> bool: # 'stop' or 'pause'
     "Whether `study.db.stop` was put beside the study's file since this process began, or `study.db.pause` at any time"
     if self.location.path is None: return False
-    file = self.location.path.with_name(f'{self.location.path.name}.{what}')
-    try: return file.stat().st_mtime > (self.start_time if what == 'stop' else 0)
+    try: return os.stat(f'{self.location.path}.{what}').st_mtime > (self.start_time if what == 'stop' else 0)
     except OSError: return False
 
 # %% ../nbs/55_hpo.ipynb #5bc4e2fa
@@ -364,6 +363,7 @@ def _after_trial(self: Search, trial):
 # %% ../nbs/55_hpo.ipynb #586b493d
 @patch
 def _show_progress(self: Search, trials):
+    if self.bar.disable: return
     self.bar.update(max(0, min(self.n_ended + sum(map(is_waiting, trials)), self.plan.n_trials or 10**9) - self.bar.n))
     if self.plan.several or not (best := best_of(trials, self.plan.sign)): return
     stopped = sum(ended(t) == 'stopped' for t in trials)

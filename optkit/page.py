@@ -354,15 +354,15 @@ def _draw_trials(axes, trials):
         if points: axes.scatter(*zip(*points), marker=mark, s=42, facecolors=face, edgecolors=edge, label=label)
 
 # %% ../nbs/61_page.ipynb #ac7b772e
-def _draw_best_so_far(axes, study, trials):
-    "The best value of complete trials up to each; without a `direction`, a loss in the metric's name minimises"
+def _draw_best_mean(axes, study, trials):
+    "The best mean of complete trials up to each, which the winner need not have: a lucky fold counts less for it; without a `direction`, a loss in the metric's name minimises"
     direction = study.get('direction') or ('minimize' if 'loss' in str(study.get('metric')) else 'maximize')
     complete = sorted((o['number'], trial_value(o)) for o in trials
                       if trial_state(o) == 'COMPLETE' and trial_value(o) is not None)
     if not complete: return
     numbers, values = zip(*complete)
     best = [*accumulate(values, min if str(direction).lower().endswith('minimize') else max)]
-    axes.plot(numbers, best, drawstyle='steps-post', color=INK, linewidth=1, label='best so far')
+    axes.plot(numbers, best, drawstyle='steps-post', color=INK, linewidth=1, label='best mean so far')
 
 # %% ../nbs/61_page.ipynb #54b96b47
 def study_figure(
@@ -374,13 +374,13 @@ def study_figure(
     title, metric = 'Trials of the study' + (f'\n{where}' if where else ''), study.get('metric') or 'value'
     figure, axes = new_chart(3.4, title, 'trial number', f'{metric}, mean over the folds', 'both')
     _draw_trials(axes, trials)
-    _draw_best_so_far(axes, study, trials)
+    _draw_best_mean(axes, study, trials)
     if failed := [o['number'] for o in trials if trial_state(o) == 'FAIL']:
         axes.scatter(failed, [.03]*len(failed), marker='x', color=INK, transform=axes.get_xaxis_transform(),
                      label='failed (no value)')
     for best in [o for o in trials if o['number'] == study.get('best') and trial_value(o) is not None][:1]:
         axes.scatter(best['number'], trial_value(best), marker='o', s=150, facecolors='none', edgecolors=INK,
-                     label='best trial')
+                     label='best trial, by its posterior')
     axes.margins(y=.15)
     axes.set_xlim(-.5, max([o['number'] for o in trials] + [(study.get('planned') or 1) - 1]) + .5)
     axes.xaxis.get_major_locator().set_params(integer=True)

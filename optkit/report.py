@@ -68,6 +68,7 @@ def _ladder_words(ladder):
     "What the ladder showed, in words: its last row, the fastest one, and what changes training"
     rows = [o for o in record_rows(ladder)
             if ratio_interval(o.get('ratio')) and not is_baseline(o) and o.get('variant') != CONTROL]
+    if not ladder.get('rows') and ladder.get('note'): return f"The ladder was left out: {ladder['note']}."
     if not rows: return 'No row of the ladder was measured beside the baseline.'
     last, fastest = ([o for o in rows if not o.get('aside')] or rows)[-1], max(rows, key=lambda o: o['ratio']['p50'])
     words = _last_row_words(ladder, last)
@@ -160,6 +161,11 @@ def _done_words(run):
     return f"What was done: {'; '.join(words)}."
 
 # %% ../nbs/62_report.ipynb #c8ccaa05
+def _ladder_left_out(run): # why; empty: it was not
+    settings = (run['run'] or {}).get('settings')
+    if not isinstance(settings, dict) or settings.get('ladder') is not False: return ''
+    return 'The ladder was left out, as was asked for (--no-ladder or ladder=False): no speedup was measured.'
+
 def _is_training(run): return (run.get('run') or {}).get('kind') == 'train'
 
 def _summary_blocks(run):
@@ -169,7 +175,7 @@ def _summary_blocks(run):
     score = (_final_words(final, final.get('trial', study.get('best'))) if final else
              'There is no held-out score yet: no best trial was trained again.')
     speed = ([_ladder_words(ladder), _control_words(ladder)] if ladder else
-             ['There is no ladder yet: no speedup was measured.'])
+             [_ladder_left_out(run) or 'There is no ladder yet: no speedup was measured.'])
     return [list_block([score, *speed, _done_words(run)])]
 
 # %% ../nbs/62_report.ipynb #4938ec34
@@ -665,7 +671,8 @@ def _sections(run, wrong):
     folds = 'folds', 'Folds', 'folds', _folds_section
     for name, title, file, build in (*SECTIONS[:-1], folds, SECTIONS[-1]):
         if file and file not in expected_files(run['run']): continue
-        blocks = [note_block(wrong[file])] if file in wrong else _blocks_or_note(build, run, title)
+        why = file == 'ladder' and _ladder_left_out(run) or wrong.get(file)
+        blocks = [note_block(why)] if file in wrong else _blocks_or_note(build, run, title)
         if blocks: yield {'id': name, 'title': title, 'blocks': blocks}
 
 # %% ../nbs/62_report.ipynb #dc60ecfc
@@ -683,9 +690,7 @@ def _template(**values):
 def _page(run, wrong):
     "The report as HTML text"
     about = run['run'] or {}
-    settings = about.get('settings')
-    no_ladder = isinstance(settings, dict) and settings.get('ladder') is False # it was not asked for
-    absent = [f'{o}.json' for o in wrong if not (o == 'ladder' and no_ladder)]
+    absent = [f'{o}.json' for o in wrong if not (o == 'ladder' and _ladder_left_out(run))]
     problem = (f"This run is not complete: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing or cannot "
                'be read. The same command goes on where it stopped.') if absent else ''
     started, written = str(about.get('started') or '')[:16].replace('T', ' '), f'{datetime.now():%Y-%m-%d %H:%M}'

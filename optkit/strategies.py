@@ -891,8 +891,8 @@ def draw_ahead(self: Learning, study, trials: Sequence, at_once: bool = False): 
     if not self.liar or self.estimate is None or self.ahead and self.ahead.number == number: return
     seen = self.look(study, number, trials)
     self.seed_for(number)
-    self.ahead = Ahead(number, threading.Thread(target=self._draw_ahead, args=(seen, number))) # no daemon: torch
-    # must not be left in the middle when the process ends
+    wait = 0 if at_once else .02 # seconds, in which the epoch begins; no daemon: torch must not be left in the middle
+    self.ahead = Ahead(number, threading.Timer(wait, self._draw_ahead, args=(seen, number)))
     self.ahead.thread.start()
     if at_once: self.ahead.thread.join()
 

@@ -198,7 +198,7 @@ def _points(view, state):
 
 # %% ../nbs/83_views.ipynb #bd8d386a
 def _best_line(view):
-    "Trial numbers and the best complete value up to each"
+    "Trial numbers and the best mean of a complete trial up to each, which is not always that of the winner"
     _, numbers, values = _points(view, 'complete')
     best = np.maximum if view.maximise == (view.sign > 0) else np.minimum
     return numbers, best.accumulate(values).tolist() if values else []
@@ -246,7 +246,7 @@ def _draw_values(self: StudyView, axes):
         (_, numbers, values), (mark, _, color) = _points(self, state), _MARKS[state]
         face = 'none' if state == 'running' else color
         if numbers: axes.plot(numbers, values, mark, color=color, label=label, mfc=face)
-    axes.plot(*_best_line(self), color=GREEN, drawstyle='steps-post', label='best so far')
+    axes.plot(*_best_line(self), color=GREEN, drawstyle='steps-post', label='best mean so far')
     axes.set(xlabel='trial', ylabel='value')
     axes.legend(fontsize=7)
 
@@ -270,7 +270,7 @@ def _study_plot():
     for state, (_, mark, color) in _MARKS.items():
         plot.add_scatter(name=state, mode='markers', marker=dict(symbol=mark, color=color, size=9),
                          hovertemplate='%{y:.4f}<br>%{text}<extra></extra>', row=1, col=1)
-    plot.add_scatter(name='best so far', mode='lines', line=dict(color=GREEN, shape='hv'), row=1, col=1)
+    plot.add_scatter(name='best mean so far', mode='lines', line=dict(color=GREEN, shape='hv'), row=1, col=1)
     plot.add_bar(marker=dict(color=BLUE), showlegend=False, row=2, col=2)
     plot.add_bar(orientation='h', marker=dict(color=BLUE, opacity=.35), showlegend=False, row=2, col=1)
     curve = dict(mode='lines+markers', hoverinfo='x+y', row=1, col=2)
