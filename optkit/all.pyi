@@ -2,6 +2,7 @@
 
 from .workloads import *
 from .views import *
+from .updates import *
 from .training_views import *
 from .trainer import *
 from .timing import *

@@ -6,7 +6,7 @@
 __all__ = ['app', 'main']
 
 # %% ../nbs/84_cli.ipynb #9121367b
-import contextlib, errno, inspect, io, json, logging, os, shlex, signal, sys, threading, time
+import contextlib, errno, inspect, json, logging, os, shlex, signal, sys, threading, time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from . import __version__
-from .base import check_writable, InputError, read_json, seconds_of, to_json_types, write_json
+from .base import check_writable, Choice, InputError, read_json, seconds_of, to_json_types, write_json
 from .cards import known_gpu
 from .run_folder import begin_run, check_folder, folder_lock
 
@@ -44,15 +44,13 @@ def _log_handler(path):
     return handler
 
 # %% ../nbs/84_cli.ipynb #22799e6f
-class _Tee(io.TextIOBase):
+class _Tee:
     "A stream that also hands each text to `record`"
     def __init__(self, out, record): self.out, self.record = out, record
+    def __getattr__(self, name): return getattr(self.out, name)
     def write(self, text):
         self.record(text)
         return self.out.write(text)
-    def flush(self): self.out.flush()
-    def isatty(self): return self.out.isatty()
-    def fileno(self): return self.out.fileno()
 
 # %% ../nbs/84_cli.ipynb #9bc6805e
 class Terminal:
@@ -192,7 +190,6 @@ def command(
         run.__signature__ = inspect.Signature([
             inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
             for n, (kind, default) in {**options, **COMMON}.items()])
-        run.__annotations__ = {n: p.annotation for n, p in run.__signature__.parameters.items()}
         run.__doc__, run.__name__ = work.__doc__, name
         app.command(name, short_help=work.__doc__)(run)
         return work
@@ -460,7 +457,6 @@ def _training(**given): # the options of `train`
 # %% ../nbs/84_cli.ipynb #b4c0abd5
 def _cut_rows(store):
     "A note on rows that are longer than the limit"
-    from optkit.base import Choice
     if not store.truncated: return {}
     why = (f'they have more than {store.max_length} tokens, the longest {store.longest:,} (row {store.longest_row:,}); '
            '--max-length raises the limit')

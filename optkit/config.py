@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from .base import field_errors, InputError, members, plain_value
 from .steps import Layout, LAYOUTS, SIZES
 from .augment import AUGMENTS
-from .engine import CHECKPOINTING, MASTERS, OPTIMIZERS
+from .updates import CHECKPOINTING, MASTERS, OPTIMIZERS
 from .metrics import ALL_METRICS
 
 # %% ../nbs/43_config.ipynb #0485b6ea
@@ -114,8 +114,8 @@ class TrainConfig(Hyperparameters):
     graphs: bool | None = None # of `fast`: capture CUDA graphs; None: on a GPU
     channels_last: bool = False # memory format of weights with four dimensions; a text model has none
     zero_grad_none: bool = True # drop gradients instead of zeroing them
-    checkpointing: str = 'off' # gradient checkpointing, one of `engine.CHECKPOINTING`
-    optimizer: str = 'adamw' # one of `engine.OPTIMIZERS`
+    checkpointing: str = 'off' # gradient checkpointing, one of `updates.CHECKPOINTING`
+    optimizer: str = 'adamw' # one of `updates.OPTIMIZERS`
     attention: str | None = None # of transformers; None: as the model was loaded
     weights: str | None = None # 'bf16': weights in 16 bits, changes training
     fp8: bool = False # wide layers in fp8 where it pays, changes training
@@ -130,7 +130,7 @@ class TrainConfig(Hyperparameters):
     shrink: bool = True # make a step that does not fit again in smaller pieces
     save_every: int | None = None # optimizer steps between checkpoints; None: each epoch
     keep: int = 2 # checkpoints that stay
-    masters: str | None = None # of weights in bf16, one of `engine.MASTERS`, so that small updates count
+    masters: str | None = None # of weights in bf16, one of `updates.MASTERS`, so that small updates count
     physical_batch: InitVar[int | None] = Layout.rows # of `layout`, as the three below; see `steps.SIZES`
     max_tokens: InitVar[int | None] = Layout.tokens # tokens of a pack
     batch_table: InitVar[tuple[tuple[int, int], ...] | None] = Layout.table # tokens, rows

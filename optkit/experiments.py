@@ -22,7 +22,7 @@ from .records import quantiles
 from .precision import attention_ran, tf32_set
 from .steps import MicroBatch
 from .loader import Loader
-from .engine import set_checkpointing
+from .updates import set_checkpointing
 from .sizes import plan_batch
 from .page import gib_words
 from .counted import COUNTED, SHAPES

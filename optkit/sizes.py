@@ -26,9 +26,10 @@ from .base import Choice
 from .precision import text_config
 from .store import TokenStore
 from .steps import Layout, MicroBatch
+from .updates import CHECKPOINTING, choose_checkpointing, set_checkpointing
 from .batch_finder import BatchPlan, find_batch_size, find_batch_table, find_max_tokens, MemoryProbe
 from .models import CausalHead, loss_in_chunks
-from .engine import CHECKPOINTING, choose_checkpointing, Engine, set_checkpointing
+from .engine import Engine
 
 # %% ../nbs/34_sizes.ipynb #8a50b798
 @contextmanager

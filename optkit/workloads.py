@@ -27,8 +27,8 @@ from .precision import choose_attention, choose_format, choose_precision, choose
 from .table import read_table
 from .store import tokenise, TokenStore
 from .steps import MicroBatch
+from .updates import set_checkpointing
 from .models import check_tokens, load_model, load_tokenizer, model_length, settle_config
-from .engine import set_checkpointing
 from .sizes import training_flops
 from .fast import FastEngine
 from .config import TrainConfig

@@ -16,11 +16,11 @@ from optkit.base import InputError
 from optkit.build import make_engine, with_adapter
 from optkit.checkpoint import save_model
 from optkit.config import TrainConfig
-from optkit.engine import set_checkpointing
 from optkit.hardware import detect, hardware_with
 from optkit.models import example_model
 from optkit.steps import batch_of as padded, steps
 from optkit.store import example_table, tokenise, word_tokenizer
+from optkit.updates import set_checkpointing
 
 torch.set_num_threads(1)
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, pad_token_id=0)

@@ -688,7 +688,7 @@ def test_adamw_with_8_bits_where_a_package_is_installed(store, package):
 
 
 def test_an_8_bit_optimizer_that_cannot_be_had_is_refused(monkeypatch):
-    monkeypatch.setattr(engine_module, 'import_problem', lambda package: 'not installed')
+    monkeypatch.setattr('optkit.updates.import_problem', lambda package: 'not installed')
     with pytest.raises(ValueError, match='neither package can be used.*install one, or take adamw'): engine_with(optimizer='adamw_8bit')
     with pytest.raises(ValueError, match="optimizer is 'sgd'"): engine_with(optimizer='sgd')
 

@@ -86,7 +86,8 @@ def test_an_example_calls_the_name(source, shown):
 
 
 @pytest.mark.parametrize('old, name, new', [('data', 'TokenStore', 'store'), ('data', 'steps', 'steps'),
-    ('engine', 'load_model', 'models'), ('hardware', 'known_gpu', 'cards'), ('trainer', 'TrainConfig', 'config'),
+    ('engine', 'load_model', 'models'), ('engine', 'choose_checkpointing', 'updates'), ('engine', 'MASTERS', 'updates'),
+    ('engine', 'round_stochastically', 'updates'), ('hardware', 'known_gpu', 'cards'), ('trainer', 'TrainConfig', 'config'),
     ('hpo', 'parse_space', 'space'), ('claims', 'optimize', 'optimize'), ('job', 'JobConfig', 'job_plan'),
     ('job', 'sha256_of', 'job_plan'), ('all', 'EXPERIMENTS', 'experiments'), ('views', 'watch', 'training_views'), ('views', 'limit_of', 'training_views')])
 def test_names_that_moved_can_be_read_from_their_old_module_with_a_warning(old, name, new):

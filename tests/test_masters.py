@@ -6,7 +6,7 @@ import transformers as tf
 
 from optkit.build import make_engine
 from optkit.config import TrainConfig
-from optkit.engine import Engine, MASTERS, MasterAdamW, round_stochastically
+from optkit.engine import Engine
 from optkit.fast import FastEngine
 from optkit.hardware import hardware_with
 from optkit.precision import choose_precision
@@ -14,6 +14,7 @@ from optkit.models import example_model
 from optkit.steps import steps
 from optkit.store import example_table, tokenise, word_tokenizer
 from optkit.trainer import Trainer
+from optkit.updates import MASTERS, MasterAdamW, round_stochastically
 
 STORE = tokenise(example_table(64), word_tokenizer(), 64, progress=False)
 HERE = hardware_with(None)

@@ -94,7 +94,7 @@ def test_activations_are_what_torch_saves(name, way):
 @pytest.mark.parametrize('checkpointing', ['off', 'full'])
 def test_the_peak_is_that_of_a_real_step(name, way, checkpointing):
     "Forward, loss and backward on real tensors, watched"
-    from optkit.engine import set_checkpointing
+    from optkit.updates import set_checkpointing
     real = with_adapter(model_of(name), TrainConfig(**WAYS[way])).train()
     set_checkpointing(real, checkpointing)
     ids = torch.randint(3, 200, (4, 64))

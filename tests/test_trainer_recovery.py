@@ -122,7 +122,7 @@ def test_gradient_checkpointing_is_planned_from_the_cheapest_mode_on(store, monk
     from optkit.sizes import plan_checkpointing
     room = dict(off=2, selective=5, full=40)
     real, mode = engine_module._loss, {}
-    switch = engine_module.set_checkpointing
+    switch = sizes_module.set_checkpointing
     monkeypatch.setattr(sizes_module, 'set_checkpointing', lambda model, m: (mode.update(now=m), switch(model, m))[1])
     def loss(engine, s, micro, weight):
         if len(micro.rows) > room[mode['now']]: raise torch.OutOfMemoryError('CUDA out of memory.')

@@ -13,7 +13,8 @@ from optkit.base import InputError
 from optkit.store import example_table, tokenise, word_tokenizer
 from optkit.steps import steps
 from optkit.models import example_model
-from optkit.engine import Engine, make_optimizer
+from optkit.engine import Engine
+from optkit.updates import make_optimizer
 from optkit.fast import FastEngine
 from optkit.hardware import hardware_with
 from optkit.precision import choose_precision
