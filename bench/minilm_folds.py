@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
-from optkit.table import table_from
+from optkit.frames import table_from
 from optkit.store import tokenise
 from optkit.models import load_model, load_tokenizer, quiet
 from optkit.folds import repeated_folds

@@ -29,7 +29,7 @@ from optuna.distributions import json_to_distribution
 
 from minilm_folds import found, read_rows, thinned
 from optkit.base import InputError
-from optkit.table import table_from
+from optkit.frames import table_from
 from optkit.store import tokenise
 from optkit.models import load_model, load_tokenizer
 from optkit.folds import stratified_folds

@@ -39,6 +39,7 @@ from .job import *
 from .hpo import *
 from .hf import *
 from .hardware import *
+from .frames import *
 from .forecast import *
 from .folds import *
 from .fast import *

@@ -9,5 +9,5 @@ __all__ = []
 from .base import moved
 
 # %% ../nbs/86_data.ipynb #694e70d3
-__getattr__ = moved(__name__, 'base', 'table', 'store', 'steps', 'loader', place='to_device',
+__getattr__ = moved(__name__, 'base', 'table', 'frames', 'store', 'steps', 'loader', place='to_device',
                    choose_place='choose_device')

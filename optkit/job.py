@@ -732,4 +732,4 @@ def _final_words(final, again):
     return f"{text}; trial {final['trial']} had {final['cv_score']:.4f} in the search and {fresh:.4f} on new folds"
 
 # %% ../nbs/81_job.ipynb #f9b83242
-__getattr__ = moved(__name__, 'table', 'run_folder', 'job_plan', FolderLock='folder_lock')
+__getattr__ = moved(__name__, 'table', 'frames', 'run_folder', 'job_plan', FolderLock='folder_lock')

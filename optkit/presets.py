@@ -22,8 +22,8 @@ from .hardware import detect, hardware_with
 from .records import in_ladder, read_committed
 from .precision import choose_precision, set_attention
 from .roofline import si
+from .updates import set_checkpointing
 from .models import HEADS, seeded
-from .engine import set_checkpointing
 from .sizes import on_meta, step_bytes
 from .config import TrainConfig
 from .build import new_layers, with_adapter

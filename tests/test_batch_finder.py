@@ -11,7 +11,8 @@ from optkit.batch_finder import (
     accumulation_for, find_batch_size, is_out_of_memory, next_probe, predict_limit, predict_peak, Probe)
 from optkit.batch_finder import (
     exchange_nothing, find_batch_table, find_max_tokens, MemoryProbe, merge_rank_probes, Peak, planned_updates, preserved)
-from optkit.table import Table, table_from
+from optkit.table import Table
+from optkit.frames import table_from
 from optkit.store import tokenise, word_tokenizer
 from optkit.steps import Layout, LAYOUT_LABELS, steps
 from optkit.models import example_model

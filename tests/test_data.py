@@ -1,5 +1,6 @@
 "Tables with clear errors, tokens equal to the tokenizer's own, and steps that hold exactly the samples of a plain loop"
 import gzip, importlib.util, lzma, math, multiprocessing, os, pickle, random, re, signal, subprocess, sys, time, warnings
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from optkit import steps as steps_module
 from optkit import store as store_module
 from optkit import table as table_module
 from optkit.base import InputError
-from optkit.table import GAPS, IGNORED, missing_rows, parse_labels, read_frame, read_table, Table, table_from
+from optkit.table import GAPS, IGNORED, missing_rows, parse_labels, read_frame, read_table, Table
+from optkit.frames import table_from
 from optkit.store import (
     choose_device, example_table, load_store, save_store, store_key, to_device, tokenise, TokenStore, word_tokenizer)
 from optkit.steps import (
@@ -553,6 +555,21 @@ def named(names, **columns):
     split = Split(**columns)
     split.features = dict.fromkeys(columns) | dict(label=names)
     return split
+
+
+class Column(Sequence):
+    "A column as datasets have them since their version 4: iterated, it would read row by row"
+    column_name = 'any'
+    def __init__(self, rows): self.rows = rows
+    def __len__(self): return len(self.rows)
+    def __getitem__(self, key):
+        assert key == slice(None), 'read row by row'
+        return self.rows[key]
+
+
+def test_a_column_of_a_dataset_is_read_as_one_slice():
+    table = table_from(Split(text=Column(['a', 'b']), label=Column([3, 5])))
+    assert (table.texts, table.classes) == (['a', 'b'], ('3', '5'))
 
 
 def test_class_names_of_a_dataset_are_kept():

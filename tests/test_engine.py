@@ -717,7 +717,7 @@ def test_a_reset_that_is_refused_changes_nothing():
 def test_the_attention_of_a_step_leaves_no_trace(task):
     "As in the forward pass alone, and the next step is the one that it would have been"
     from transformers import BertConfig, BertLMHeadModel
-    from optkit.table import table_from
+    from optkit.frames import table_from
     if task == 'causal':
         store = tokenise(table_from(['w1', 'w1 w2 w3', 'w4 w5'] * 3, task='causal'), word_tokenizer(), 8, progress=False)
         make = lambda: BertLMHeadModel(BertConfig(vocab_size=204, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, is_decoder=True, attention_probs_dropout_prob=0.))

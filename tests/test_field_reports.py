@@ -40,7 +40,8 @@ from optkit.workloads import bench_of
 from optkit.optimize import optimize
 from optkit.cli import main
 from optkit.base import InputError
-from optkit.table import GAPS, IGNORED, parse_labels, read_frame, read_table, table_from
+from optkit.table import GAPS, IGNORED, parse_labels, read_frame, read_table
+from optkit.frames import table_from
 from optkit.store import example_table, tokenise, word_tokenizer
 from optkit.steps import batch_of, Layout, LAYOUTS, MicroBatch, steps
 from optkit.store import with_labels

@@ -10,7 +10,8 @@ import transformers
 from optkit import packing as packing_module
 from optkit import engine as engine_module
 from optkit.base import InputError
-from optkit.table import IGNORED, table_from
+from optkit.table import IGNORED
+from optkit.frames import table_from
 from optkit.store import tokenise, TokenStore, word_tokenizer
 from optkit.steps import (
     Batch, gather, grouped_order, Layout, LAYOUT_LABELS, layout_of, LAYOUTS, micro_batches, MicroBatch, pack, pack_budget, packed_of,

@@ -6,7 +6,8 @@ import pytest
 from made_up import model_and_pairs
 from optkit.cli import main
 from optkit.base import InputError
-from optkit.table import read_frame, read_table, table_from
+from optkit.table import read_frame, read_table
+from optkit.frames import table_from
 from optkit.store import tokenise, word_tokenizer
 from optkit.base import read_json
 

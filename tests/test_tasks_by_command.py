@@ -24,7 +24,8 @@ from optkit.hardware import hardware_with
 from optkit.job import Job, JobConfig
 from optkit.models import load_model, load_tokenizer
 from optkit.store import tokenise
-from optkit.table import DEMO_DATA, read_frame, read_table, table_from
+from optkit.table import DEMO_DATA, read_frame, read_table
+from optkit.frames import table_from
 from optkit.trainer import fold_runner, Trainer
 
 torch.set_num_threads(1)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from optkit import shapes as shapes_module
 from optkit import engine as engine_module
-from optkit.table import table_from
+from optkit.frames import table_from
 from optkit.store import example_table, tokenise, word_tokenizer
 from optkit.steps import batch_of, sample_order, Step
 from optkit.models import example_model
