@@ -78,7 +78,8 @@ class Engine:
         self.replays = compile in ('reduce-overhead', 'max-autotune') and self.device.type == 'cuda'
         self.optimizer = make_optimizer(self.model, optimizer, fused, self.device.type, masters)
         self.scaler, self.start = precision.make_scaler(), self._copy()
-        self.average = None if ema is None else {n: p.detach().float().clone() for n, p in self._trained()} # 16 bits stall
+        in_fp32 = lambda p: p.detach().float().clone() # an average in 16 bits stalls
+        self.average = None if ema is None else {n: in_fp32(p) for n, p in self._trained()}
         torch.manual_seed(0) # as `reset`
 
     def _trained(self): return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]

@@ -363,9 +363,8 @@ def _after_trial(self: Search, trial):
 # %% ../nbs/55_hpo.ipynb #586b493d
 @patch
 def _show_progress(self: Search, trials):
-    if self.bar.disable: return
     self.bar.update(max(0, min(self.n_ended + sum(map(is_waiting, trials)), self.plan.n_trials or 10**9) - self.bar.n))
-    if self.plan.several or not (best := best_of(trials, self.plan.sign)): return
+    if self.bar.disable or self.plan.several or not (best := best_of(trials, self.plan.sign)): return
     stopped = sum(ended(t) == 'stopped' for t in trials)
     self.bar.set_postfix(best=f'{self.plan.plain(best.value):.4f}', stopped=stopped)
 

@@ -355,7 +355,8 @@ def _draw_trials(axes, trials):
 
 # %% ../nbs/61_page.ipynb #ac7b772e
 def _draw_best_mean(axes, study, trials):
-    "The best mean of complete trials up to each, which the winner need not have: a lucky fold counts less for it; without a `direction`, a loss in the metric's name minimises"
+    """The best mean of complete trials up to each, which the winner need not have: a lucky fold counts less
+    for it. Without a `direction`, a loss in the metric's name minimises"""
     direction = study.get('direction') or ('minimize' if 'loss' in str(study.get('metric')) else 'maximize')
     complete = sorted((o['number'], trial_value(o)) for o in trials
                       if trial_state(o) == 'COMPLETE' and trial_value(o) is not None)

@@ -85,15 +85,10 @@ def test_an_example_calls_the_name(source, shown):
     assert (example.unseen == []) == shown
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize('old, name, new', [('data', 'TokenStore', 'store'), ('data', 'steps', 'steps'),
+@pytest.mark.parametrize('old, name, new', [('data', 'TokenStore', 'store'), ('table', 'table_from', 'frames'),
+    ('data', 'table_from', 'frames'), ('job', 'table_from', 'frames'), ('data', 'steps', 'steps'),
     ('engine', 'load_model', 'models'), ('engine', 'choose_checkpointing', 'updates'), ('engine', 'MASTERS', 'updates'),
     ('engine', 'round_stochastically', 'updates'), ('hardware', 'known_gpu', 'cards'), ('trainer', 'TrainConfig', 'config'),
-=======
-@pytest.mark.parametrize('old, name, new', [('data', 'TokenStore', 'store'), ('table', 'table_from', 'frames'), ('data', 'table_from', 'frames'), ('job', 'table_from', 'frames'),
-    ('data', 'steps', 'steps'),
-    ('engine', 'load_model', 'models'), ('hardware', 'known_gpu', 'cards'), ('trainer', 'TrainConfig', 'config'),
->>>>>>> h7-g
     ('hpo', 'parse_space', 'space'), ('claims', 'optimize', 'optimize'), ('job', 'JobConfig', 'job_plan'),
     ('job', 'sha256_of', 'job_plan'), ('all', 'EXPERIMENTS', 'experiments'), ('views', 'watch', 'training_views'), ('views', 'limit_of', 'training_views')])
 def test_names_that_moved_can_be_read_from_their_old_module_with_a_warning(old, name, new):
