@@ -428,7 +428,7 @@ def test_the_forecast_of_a_run_folder(folder, finished, tmp_path, capsys):
     assert '7 trials in' in said and '13 to come' in said and 'of 3 folds: ' in said and ' h (' not in said and 'GPU' not in said and 'Replay of 7 trials under deferred' in said
     assert before == {p.name: p.stat().st_mtime_ns for p in out.iterdir() if p.suffix == '.json'}
     for words in ([str(tmp_path)], [str(tmp_path / 'missing')], [str(out), '--trials', '0'], [str(out), '--strategy', 'greedy'], [str(out), '--name', 'other']):
-        assert main(['forecast', *words]) == 2 and capsys.readouterr().err.strip().count('\n') == 0
+        assert main(['forecast', *words]) == 2 and capsys.readouterr().err.strip().count('\n') <= 1
     assert read_json(out / 'study.json')['controller']['strategy'] == 'deferred'
 
 
