@@ -109,7 +109,7 @@ def tests(files, everything):
     start = time.time()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder)/'report.xml'
-        args = ['-p', 'pytest_ci', '--timeout=600', '-q', '-rs', f'--junitxml={report}', *([] if everything else ['-m', 'not slow'])]
+        args = ['-p', 'pytest_ci', '--timeout=600', '-q', '-rs', '--durations=12', f'--junitxml={report}', *([] if everything else ['-m', 'not slow'])]
         path = os.pathsep.join(filter(None, [str(TOOLS), os.environ.get('PYTHONPATH')]))
         env = os.environ | {'HF_HUB_OFFLINE': '1', 'PYTHONPATH': path}
         with subprocess.Popen([sys.executable, '-m', 'pytest', *args, *map(str, files)], cwd=ROOT, env=env,
