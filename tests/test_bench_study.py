@@ -34,6 +34,7 @@ def pack(tmp_path, monkeypatch):
 def call(pack, *more, state='state'): return study.main([*SMALL, '--state', str(pack / state), '--out', str(pack / 'out'), *more])
 
 
+@pytest.mark.slow
 def test_a_study_over_many_calls_is_that_of_one_call(pack):
     whole = read_json(call(pack, '--strategies', 'none', 'racing'))
     calls, path = 0, None

@@ -85,7 +85,8 @@ def plain(store):
 
 WITHIN, OUTSIDE = 4., 5. # of ten windows; a fault has to be farther than anything that is right
 
-@pytest.mark.parametrize('changes', [dict(), dict(layout='packed'), dict(fast=True)], ids=str)
+@pytest.mark.parametrize('changes', [
+    dict(), dict(fast=True), pytest.param(dict(layout='packed'), marks=pytest.mark.slow)], ids=str)
 def test_curves_are_within_the_spread_of_seeds(store, plain, changes):
     assert distance([our_curve(store, 100 + seed, **changes) for seed in range(SEEDS)], plain) < WITHIN
 
