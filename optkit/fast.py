@@ -22,7 +22,7 @@ from .precision import Precision, tf32_set
 from .store import TokenStore
 from .steps import batch_of, is_cut, row_numbers
 from .batch_finder import is_out_of_memory
-from .models import loss_in_chunks
+from .models import input_embeddings, loss_in_chunks
 from .packing import logits_of, packing_trial_store
 from .engine import Engine, step_weight
 from .disentangled import disentangled_problem
@@ -174,14 +174,12 @@ def _embedded(module, grad, ids): return _Rows.apply(module.weight, ids, grad, m
 
 def _own_rows(model, gradients):
     "The word embedding and its gradient, where `_Rows` computes what torch does; (None, None) elsewhere"
-    with suppress(NotImplementedError, AttributeError):
-        module = model.get_input_embeddings()
-        plain = type(module) is torch.nn.Embedding and module.max_norm is None
-        plain = plain and not (module.sparse or module.scale_grad_by_freq) and module.weight.dtype == torch.float32
-        users = [m for m in model.modules() if getattr(m, 'weight', None) is module.weight]
-        grad = next((grad for p, grad in gradients if p is module.weight), None)
-        if plain and len(users) == 1 and grad is not None: return module, grad
-    return None, None
+    module = input_embeddings(model)
+    plain = type(module) is torch.nn.Embedding and module.max_norm is None
+    plain = plain and not (module.sparse or module.scale_grad_by_freq) and module.weight.dtype == torch.float32
+    users = [m for m in model.modules() if plain and getattr(m, 'weight', None) is module.weight]
+    grad = next((grad for p, grad in gradients if plain and p is module.weight), None)
+    return (module, grad) if len(users) == 1 and grad is not None else (None, None)
 
 # %% ../nbs/38_fast.ipynb #620c6af7
 @patch

@@ -273,7 +273,7 @@ def example_model(
     with seeded(seed): return BertForSequenceClassification(config)
 
 # %% ../nbs/31_models.ipynb #2bd5cff7
-def _embeddings(model):
+def input_embeddings(model):
     try: return model.get_input_embeddings()
     except (NotImplementedError, AttributeError): return None # such as of characters
 
@@ -286,7 +286,7 @@ def _positions_need_padding(model):
 # %% ../nbs/31_models.ipynb #28b051fb
 def set_padding(model, pad_id):
     "The padding id of the rows into the configuration, a nested text configuration and the embeddings"
-    embeddings = _embeddings(model)
+    embeddings = input_embeddings(model)
     vocabulary = getattr(getattr(embeddings, 'weight', None), 'shape', [pad_id + 1])[0]
     if not 0 <= pad_id < vocabulary: raise InputError(
         f'the padding token of the tokenizer has the id {pad_id}, but {type(model).__name__} knows {vocabulary} '
@@ -480,7 +480,7 @@ def _check_vocabulary(model, store):
     "Raises `InputError` for a token without an embedding"
     least, largest = map(int, torch.aminmax(store.tokens))
     if least < 0: raise InputError(f'the store holds the token {least}, expected ids from 0 on')
-    vocabulary = getattr(getattr(_embeddings(model), 'weight', None), 'shape', (math.inf,))[0]
+    vocabulary = getattr(getattr(input_embeddings(model), 'weight', None), 'shape', (math.inf,))[0]
     remedies = [('token', largest, 'take the tokenizer of this model'),
                 ('padding token', store.pad_id, "set the tokenizer's pad_token to a token of this model")]
     for what, token, remedy in remedies:
